@@ -1,0 +1,108 @@
+//! What runs plans.
+
+use crate::graph::{Graph, TensorId};
+use crate::ops::Op;
+use crate::optimizer::{CommitReport, CommitStep, OptimizerKind};
+use crate::params::ParamLayout;
+use crate::plan::Plan;
+use crate::{DType, Precision, Shape};
+use std::sync::Arc;
+
+/// What compiling must know about a device.
+pub trait Backend {
+    /// Scratch bytes of one op, by shapes alone.
+    fn workspace(&self, op: &Op, graph: &Graph, precision: Precision) -> u64;
+}
+
+/// A prepared plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PlanId(pub usize);
+
+/// A flat buffer that outlives steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Region {
+    Weights,
+    Gradients,
+    /// Optimiser state, numbered.
+    State(usize),
+    /// Moving average of the weights.
+    EmaWeights,
+    /// Running statistics.
+    Buffers,
+    /// Moving average of the running statistics.
+    EmaBuffers,
+}
+
+/// Which flat buffers a device keeps.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StateSpec {
+    pub layout: ParamLayout,
+    /// Gradients and optimiser state; `None` for inference.
+    pub optimizer: Option<OptimizerKind>,
+    pub ema: bool,
+}
+
+impl StateSpec {
+    /// Regions with their lengths in elements.
+    pub fn regions(&self) -> Vec<(Region, usize)> {
+        let (weights, buffers) = (self.layout.weight_elements(), self.layout.buffer_elements());
+        let mut regions = vec![(Region::Weights, weights), (Region::Buffers, buffers)];
+        if let Some(kind) = self.optimizer {
+            regions.push((Region::Gradients, weights));
+            regions.extend((0..kind.states()).map(|i| (Region::State(i), weights)));
+        }
+        if self.ema {
+            regions.extend([(Region::EmaWeights, weights), (Region::EmaBuffers, buffers)]);
+        }
+        regions
+    }
+}
+
+/// Why an executor refused.
+#[derive(Debug, thiserror::Error)]
+pub enum ExecError {
+    #[error("the plan is compiled for {plan:?}, the executor runs {executor:?}")]
+    Precision { plan: Precision, executor: Precision },
+    #[error("the plan's parameters are laid out differently from those on the device")]
+    Layout,
+    #[error("no body is registered for the external op {0}")]
+    UnknownOp(&'static str),
+    #[error("{tensor} holds {dtype:?} {shape}: {len} elements do not fit")]
+    Upload { tensor: String, dtype: DType, shape: Shape, len: usize },
+    #[error("the device keeps no {0:?}")]
+    NoRegion(Region),
+    #[error("{region:?} has {expected} elements, {got} were given")]
+    RegionLength { region: Region, expected: usize, got: usize },
+}
+
+/// A device that runs plans over one set of parameters and one arena.
+///
+/// Several plans (the main batch, tails, validation shapes) share both. After [`Executor::prepare`],
+/// running allocates nothing. Values cross this interface in float32 and in logical, dense NHWC order.
+pub trait Executor {
+    fn backend(&self) -> &dyn Backend;
+
+    /// Prepares a plan; the arena grows to the largest prepared one, which invalidates tensors.
+    fn prepare(&mut self, plan: Arc<Plan>) -> Result<PlanId, ExecError>;
+
+    /// Bytes of the arena as allocated.
+    fn arena_bytes(&self) -> u64;
+
+    /// Writes a raw input; shorter data leaves the rest as it was.
+    fn upload_u8(&mut self, plan: PlanId, tensor: TensorId, values: &[u8]) -> Result<(), ExecError>;
+    fn upload_u32(&mut self, plan: PlanId, tensor: TensorId, values: &[u32]) -> Result<(), ExecError>;
+    fn upload_f32(&mut self, plan: PlanId, tensor: TensorId, values: &[f32]) -> Result<(), ExecError>;
+
+    /// Runs all ops of a plan.
+    fn run(&mut self, plan: PlanId) -> Result<(), ExecError>;
+
+    /// Reads an output.
+    fn download(&self, plan: PlanId, tensor: TensorId) -> Result<Vec<f32>, ExecError>;
+
+    /// Clips, updates weights and averages, and clears the gradient.
+    fn commit(&mut self, step: &CommitStep) -> Result<CommitReport, ExecError>;
+
+    /// Reads or writes a flat buffer in the layout's physical order.
+    fn read_region(&self, region: Region) -> Result<Vec<f32>, ExecError>;
+    fn write_region(&mut self, region: Region, values: &[f32]) -> Result<(), ExecError>;
+}

@@ -1,0 +1,1 @@
+//! Hyper-parameters, schedules, optimiser, training loop, checkpoints and resume

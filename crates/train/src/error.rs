@@ -1,0 +1,90 @@
+//! Why a command stopped, and what can be done about it.
+
+use std::path::{Path, PathBuf};
+
+/// An error of this crate. [`TrainError::hint`] says what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TrainError {
+    #[error(transparent)]
+    Data(#[from] data::DataError),
+    #[error(transparent)]
+    Model(#[from] model::ModelError),
+    #[error(transparent)]
+    Graph(#[from] graph::GraphError),
+    #[error(transparent)]
+    Exec(#[from] graph::ExecError),
+    #[error(transparent)]
+    Report(#[from] report::Error),
+    /// A file could not be read or written.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io { action: &'static str, path: PathBuf, source: std::io::Error },
+    /// An option that cannot be obeyed.
+    #[error("--{flag}: {message}")]
+    Option { flag: &'static str, message: String, hint: Option<String> },
+    /// A hyper-parameter file that is not YAML of numbers.
+    #[error("{file}{}: {message}", line.map(|l| format!(":{l}")).unwrap_or_default())]
+    HypFile { file: String, line: Option<u64>, message: String },
+    /// A key that no hyper-parameter has.
+    #[error("{file}: unknown hyper-parameter '{key}'")]
+    HypKey { file: String, key: String, nearest: Option<&'static str> },
+    /// A value outside of its range.
+    #[error("{file}: {key} = {value}: must be {range}")]
+    HypRange { file: String, key: &'static str, value: f64, range: String },
+    /// A file that the user named and that is not there.
+    #[error("{what} {} does not exist", path.display())]
+    Missing { what: &'static str, path: PathBuf, hint: Option<String> },
+    /// A file of weights or of a run's state that is damaged.
+    #[error("{}: {message}", path.display())]
+    Checkpoint { path: PathBuf, message: String },
+    /// A file that ends early.
+    #[error("{}: truncated, {have} of {need} bytes", path.display())]
+    Truncated { path: PathBuf, have: u64, need: u64 },
+    /// A run that cannot go on as asked.
+    #[error("cannot resume {}: {message}", path.display())]
+    Resume { path: PathBuf, message: String, hint: Option<String> },
+    /// The loss or the gradient left the numbers.
+    #[error("{term} is not finite in epoch {epoch}, batch {batch}")]
+    NotFinite { epoch: usize, batch: usize, term: String, kept: Option<PathBuf> },
+    /// Weights for other classes than those of the data.
+    #[error("{} knows {model} classes, {} has {data}", weights.display(), yaml.display())]
+    ClassCount { weights: PathBuf, model: usize, yaml: PathBuf, data: usize },
+    /// None of the images could be used.
+    #[error("none of the {count} images of {source_text} can be read; the first: {first}")]
+    AllImagesBad { count: usize, source_text: String, first: String },
+}
+
+impl TrainError {
+    /// What the user can do, where that is known.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::Data(e) => e.hint(),
+            Self::Option { hint, .. } | Self::Missing { hint, .. } | Self::Resume { hint, .. } => hint.clone(),
+            Self::HypFile { .. } => Some("a hyper-parameter file has one `key: number` a line".to_owned()),
+            Self::HypKey { nearest, .. } => nearest.map(|key| format!("did you mean '{key}'?")),
+            Self::Truncated { .. } | Self::Checkpoint { .. } => {
+                Some("the copy was cut short or is another kind of file; fetch it again, or take best.safetensors or an earlier run".to_owned())
+            }
+            Self::NotFinite { kept, .. } => {
+                let weights = kept.as_ref().map(|p| format!("the last good weights are in {}; ", p.display()));
+                Some(format!("{}lower lr0, or look for boxes without area", weights.unwrap_or_default()))
+            }
+            Self::ClassCount { .. } => {
+                Some("use the data YAML that the weights were trained with, or train on this one first".to_owned())
+            }
+            Self::Graph(graph::GraphError::Budget { .. }) => {
+                Some("raise --memory-budget, or lower --batch or --img".to_owned())
+            }
+            _ => None,
+        }
+    }
+
+    pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.to_path_buf();
+        move |source| Self::Io { action, path, source }
+    }
+
+    pub(crate) fn option(flag: &'static str, message: impl Into<String>, hint: Option<&str>) -> Self {
+        Self::Option { flag, message: message.into(), hint: hint.map(str::to_owned) }
+    }
+}

@@ -1,0 +1,331 @@
+//! What a user may ask for: one plain struct a command, with the defaults of the reference trainer.
+//!
+//! The serialised names are the reference's (`opt.yaml`), so that its users find what they know.
+
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// Options of [`crate::run`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TrainOptions {
+    /// Weights to start from; `None` (an empty `--weights ''`) starts from scratch.
+    pub weights: Option<PathBuf>,
+    /// Model YAML: a path, or the name of an embedded model (`yolov9-s`, `models/detect/yolov9-s.yaml`).
+    /// `None` takes the model of the weights.
+    pub cfg: Option<PathBuf>,
+    /// Data YAML.
+    pub data: PathBuf,
+    /// Hyper-parameter YAML: a path, or the name of an embedded file.
+    pub hyp: PathBuf,
+    /// Epochs in all.
+    pub epochs: usize,
+    /// Images a step; -1 asks for the largest that fits, which needs a GPU.
+    pub batch_size: i64,
+    /// Side of the network input in pixels; rounded up to a multiple of the largest stride.
+    pub imgsz: usize,
+    /// Rectangular training: no mosaic, no shuffling, one shape a batch.
+    pub rect: bool,
+    /// Continue a run.
+    pub resume: Option<Resume>,
+    /// Write the checkpoint only after the last epoch.
+    pub nosave: bool,
+    /// Validate only after the last epoch.
+    pub noval: bool,
+    /// Write no pictures.
+    pub noplots: bool,
+    /// Where decoded pictures stay between epochs.
+    pub cache: Cache,
+    /// `cpu`, `0`, `0,1`, or empty for the best there is.
+    pub device: String,
+    /// Sizes between half and one and a half of `imgsz`.
+    pub multi_scale: bool,
+    /// All classes are one.
+    pub single_cls: bool,
+    pub optimizer: Optimizer,
+    /// Threads that load images; 0 loads on the training thread.
+    pub workers: usize,
+    /// Folder of runs.
+    pub project: PathBuf,
+    /// Name of the run; a number is appended where it is taken.
+    pub name: String,
+    /// Write into an existing folder of this name.
+    pub exist_ok: bool,
+    /// Cosine instead of linear decay of the learning rate.
+    pub cos_lr: bool,
+    /// Constant for half of the epochs, then cosine.
+    pub flat_cos_lr: bool,
+    /// Constant learning rate.
+    pub fixed_lr: bool,
+    /// Epochs without improvement before the run stops; 0 never stops.
+    pub patience: usize,
+    /// Layers that are not trained: one number N freezes the first N layers, several name layers.
+    pub freeze: Vec<usize>,
+    /// Keep a checkpoint every N epochs; below 1 keeps none.
+    pub save_period: i64,
+    /// Seed of weights and augmentation.
+    pub seed: u64,
+    /// Images with fewer labels are left out.
+    pub min_items: usize,
+    /// Mosaic (and with it mixup and copy-paste) off for the last N epochs.
+    pub close_mosaic: usize,
+    /// Number format of the step.
+    pub precision: Precision,
+    /// Most bytes of activations: parts of the forward pass are computed twice where needed.
+    pub memory_budget: Option<u64>,
+    /// Long names of the flags that the user gave, such as `batch-size`. `--resume` needs them to tell a wish from
+    /// a default.
+    #[serde(skip)]
+    pub given: Vec<String>,
+}
+
+impl Default for TrainOptions {
+    fn default() -> Self {
+        Self {
+            weights: None,
+            cfg: None,
+            data: PathBuf::from("data/coco.yaml"),
+            hyp: PathBuf::from("data/hyps/hyp.scratch-high.yaml"),
+            epochs: 100,
+            batch_size: 16,
+            imgsz: 640,
+            rect: false,
+            resume: None,
+            nosave: false,
+            noval: false,
+            noplots: false,
+            cache: Cache::None,
+            device: String::new(),
+            multi_scale: false,
+            single_cls: false,
+            optimizer: Optimizer::Sgd,
+            workers: 8,
+            project: PathBuf::from("runs/train"),
+            name: "exp".to_owned(),
+            exist_ok: false,
+            cos_lr: false,
+            flat_cos_lr: false,
+            fixed_lr: false,
+            patience: 100,
+            freeze: vec![0],
+            save_period: -1,
+            seed: 0,
+            min_items: 0,
+            close_mosaic: 0,
+            precision: Precision::F32,
+            memory_budget: None,
+            given: Vec::new(),
+        }
+    }
+}
+
+/// Which run to continue.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Resume {
+    /// The newest `last.safetensors` below `runs/`.
+    Newest,
+    /// A checkpoint, or the folder of a run.
+    From(PathBuf),
+}
+
+/// Where decoded pictures stay between epochs. Speed only: results do not depend on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Cache {
+    #[default]
+    None,
+    Ram,
+    Disk,
+}
+
+/// Update rule of the weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Optimizer {
+    /// Nesterov momentum.
+    #[default]
+    #[serde(rename = "SGD")]
+    Sgd,
+    Adam,
+    /// Decoupled weight decay, amsgrad.
+    AdamW,
+    #[serde(rename = "LION")]
+    Lion,
+}
+
+impl Optimizer {
+    /// The graph's name for it.
+    pub fn kind(self) -> graph::OptimizerKind {
+        match self {
+            Self::Sgd => graph::OptimizerKind::Sgd,
+            Self::Adam => graph::OptimizerKind::Adam,
+            Self::AdamW => graph::OptimizerKind::AdamW,
+            Self::Lion => graph::OptimizerKind::Lion,
+        }
+    }
+
+    /// As on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sgd => "SGD",
+            Self::Adam => "Adam",
+            Self::AdamW => "AdamW",
+            Self::Lion => "LION",
+        }
+    }
+}
+
+/// Number format of activations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    #[default]
+    F32,
+}
+
+/// Which part of the data set is validated on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Task {
+    Train,
+    #[default]
+    Val,
+    Test,
+}
+
+/// Options of [`crate::validate`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ValOptions {
+    /// Data YAML.
+    pub data: PathBuf,
+    /// Weights file with model and class names inside.
+    pub weights: PathBuf,
+    pub batch_size: usize,
+    /// Long side of the network input in pixels.
+    pub imgsz: usize,
+    /// Predictions below are not counted.
+    pub conf_thres: f64,
+    /// IoU above which NMS drops the weaker of two boxes.
+    pub iou_thres: f64,
+    /// Most predictions an image.
+    pub max_det: usize,
+    pub task: Task,
+    pub device: String,
+    pub workers: usize,
+    pub single_cls: bool,
+    /// Rows per class, also for more than 50 classes.
+    pub verbose: bool,
+    /// Predictions as YOLO text files.
+    pub save_txt: bool,
+    /// With confidences in them.
+    pub save_conf: bool,
+    /// Predictions as COCO results.
+    pub save_json: bool,
+    /// Write no pictures.
+    pub noplots: bool,
+    pub project: PathBuf,
+    pub name: String,
+    pub exist_ok: bool,
+    /// Images with fewer labels are left out.
+    pub min_items: usize,
+    /// Batches of one aspect ratio in the smallest rectangle that fits; otherwise squares.
+    pub rect: bool,
+}
+
+impl Default for ValOptions {
+    fn default() -> Self {
+        Self {
+            data: PathBuf::from("data/coco.yaml"),
+            weights: PathBuf::from("yolo.safetensors"),
+            batch_size: 32,
+            imgsz: 640,
+            conf_thres: 0.001,
+            iou_thres: 0.7,
+            max_det: 300,
+            task: Task::Val,
+            device: String::new(),
+            workers: 8,
+            single_cls: false,
+            verbose: false,
+            save_txt: false,
+            save_conf: false,
+            save_json: false,
+            noplots: false,
+            project: PathBuf::from("runs/val"),
+            name: "exp".to_owned(),
+            exist_ok: false,
+            min_items: 0,
+            rect: true,
+        }
+    }
+}
+
+/// Options of [`crate::detect`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DetectOptions {
+    /// Weights file with model and class names inside.
+    pub weights: PathBuf,
+    /// An image, a folder of images, or a pattern with `*`.
+    pub source: String,
+    /// Side of the network input in pixels, or height and width.
+    pub imgsz: Vec<usize>,
+    /// Predictions below are left out.
+    pub conf_thres: f64,
+    /// IoU above which NMS drops the weaker of two boxes.
+    pub iou_thres: f64,
+    /// Most predictions an image.
+    pub max_det: usize,
+    pub device: String,
+    /// Images a step; only images of one network shape share a step.
+    pub batch_size: usize,
+    /// Predictions as YOLO text files below `labels/`.
+    pub save_txt: bool,
+    /// With confidences in them.
+    pub save_conf: bool,
+    /// Predictions as COCO results in `predictions.json`.
+    pub json: bool,
+    /// Decoded predictions before NMS, as one safetensors tensor `predictions` (images, 4 + nc, anchors).
+    pub save_raw: Option<PathBuf>,
+    /// Draw no pictures.
+    pub nosave: bool,
+    /// Only these classes.
+    pub classes: Option<Vec<usize>>,
+    /// Boxes of different classes suppress each other.
+    pub agnostic_nms: bool,
+    pub project: PathBuf,
+    pub name: String,
+    pub exist_ok: bool,
+    /// Width of drawn lines in pixels; `None` fits the picture.
+    pub line_thickness: Option<usize>,
+    pub hide_labels: bool,
+    pub hide_conf: bool,
+}
+
+impl Default for DetectOptions {
+    fn default() -> Self {
+        Self {
+            weights: PathBuf::from("yolo.safetensors"),
+            source: "data/images".to_owned(),
+            imgsz: vec![640],
+            conf_thres: 0.25,
+            iou_thres: 0.45,
+            max_det: 1000,
+            device: String::new(),
+            batch_size: 1,
+            save_txt: false,
+            save_conf: false,
+            json: false,
+            save_raw: None,
+            nosave: false,
+            classes: None,
+            agnostic_nms: false,
+            project: PathBuf::from("runs/detect"),
+            name: "exp".to_owned(),
+            exist_ok: false,
+            line_thickness: None,
+            hide_labels: false,
+            hide_conf: false,
+        }
+    }
+}

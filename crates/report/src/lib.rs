@@ -7,6 +7,7 @@ pub mod draw;
 pub mod error;
 pub mod font;
 pub mod jpeg;
+mod label_layout;
 pub mod mosaic;
 pub mod number;
 pub mod output_names;

@@ -129,7 +129,8 @@ impl<T: Real, P: Predictions<T>> Job<'_, T, P> {
         let class = self.boxes.classes[index];
         let image = self.boxes.offsets.partition_point(|&o| o as usize <= index) - 1;
         // The reference takes rows whose corners sum to 0 for padding.
-        if !(target[0] + target[1] + target[2] + target[3] > T::zero()) {
+        let is_box = target[0] + target[1] + target[2] + target[3] > T::zero();
+        if !is_box {
             return 0;
         }
         let skip_early = self.is_product();
@@ -155,7 +156,8 @@ impl<T: Real, P: Predictions<T>> Job<'_, T, P> {
                     let ciou = boxes::overlap(Overlap::Ciou, target, &predicted).max(T::zero());
                     let metric = self.metric(score, ciou);
                     // Anchors come in ascending order, so a strict comparison keeps the lower of equals.
-                    if !(metric > weakest) {
+                    let better = metric > weakest;
+                    if !better {
                         continue;
                     }
                     let mut at = if full { count - 1 } else { count };

@@ -152,14 +152,16 @@ fn class_metrics(class: u32, labels: usize, mut detections: Vec<&Scored>) -> Cla
             // The confidence axis falls, interpolation wants it to rise: both are negated.
             let falling: Vec<f64> = detections.iter().map(|d| -(d.score as f64)).collect();
             let curve = |values: &[f64], beyond: f64| -> Vec<f64> {
-                points.iter().map(|&p| interpolate(-p, &falling, values, beyond)).collect()
+                let mut curve = interpolate(points.iter().rev().map(|p| -p), &falling, values, beyond);
+                curve.reverse();
+                curve
             };
             let curves = &mut metrics.curves;
             curves.recall = curve(&recall, 0.0);
             curves.precision = curve(&precision, 1.0);
             let f1 = |(p, r): (&f64, &f64)| 2.0 * p * r / (p + r + EPS);
             curves.f1 = curves.precision.iter().zip(&curves.recall).map(f1).collect();
-            curves.precision_over_recall = points.iter().map(|&p| interpolate(p, &mrec, &mpre, mpre[0])).collect();
+            curves.precision_over_recall = interpolate(points.iter().copied(), &mrec, &mpre, mpre[0]);
         }
     }
     metrics
@@ -183,7 +185,7 @@ fn envelope(recall: &[f64], precision: &[f64]) -> (Vec<f64>, Vec<f64>) {
 
 fn area(mrec: &[f64], mpre: &[f64]) -> f64 {
     let x = axis(RECALL_POINTS);
-    let y: Vec<f64> = x.iter().map(|&x| interpolate(x, mrec, mpre, mpre[0])).collect();
+    let y = interpolate(x.iter().copied(), mrec, mpre, mpre[0]);
     x.windows(2).zip(y.windows(2)).map(|(x, y)| (x[1] - x[0]) * (y[0] + y[1]) / 2.0).sum()
 }
 
@@ -193,18 +195,24 @@ fn axis(count: usize) -> Vec<f64> {
     (0..count).map(|i| if i + 1 == count { 1.0 } else { i as f64 * step }).collect()
 }
 
-/// Piecewise linear interpolation over ascending `xs` (not empty): `left` before the first, the last value
-/// beyond the last; of equal xs the last counts.
-fn interpolate(x: f64, xs: &[f64], ys: &[f64], left: f64) -> f64 {
-    let after = xs.partition_point(|&v| v <= x);
-    if after == 0 {
-        return left;
-    }
-    if after == xs.len() || xs[after - 1] == x {
-        return ys[after - 1];
-    }
-    let i = after - 1;
-    (ys[after] - ys[i]) / (xs[after] - xs[i]) * (x - xs[i]) + ys[i]
+/// Piecewise linear interpolation at ascending `points` over ascending `xs` (not empty): `left` before the
+/// first, the last value beyond the last; of equal xs the last counts. One walk over both.
+fn interpolate(points: impl IntoIterator<Item = f64>, xs: &[f64], ys: &[f64], left: f64) -> Vec<f64> {
+    let mut after = 0;
+    let mut at = |x: f64| {
+        while after < xs.len() && xs[after] <= x {
+            after += 1;
+        }
+        if after == 0 {
+            return left;
+        }
+        let i = after - 1;
+        if after == xs.len() || xs[i] == x {
+            return ys[i];
+        }
+        (ys[after] - ys[i]) / (xs[after] - xs[i]) * (x - xs[i]) + ys[i]
+    };
+    points.into_iter().map(&mut at).collect()
 }
 
 /// Box filter of about `fraction` of the points wide, ends repeated.

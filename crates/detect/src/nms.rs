@@ -67,7 +67,8 @@ pub fn suppress(config: &NmsConfig, rows: &[f32], pitch: usize, nc: usize) -> Ve
         }
         let shifted = Shifted::new(&candidate, config.agnostic);
         // Comparing with the kept boxes only is what greedy suppression does, and they are few.
-        if kept_shifted.iter().all(|better| !(better.iou(&shifted) as f64 > config.iou_threshold)) {
+        let suppressed = kept_shifted.iter().any(|better| better.iou(&shifted) as f64 > config.iou_threshold);
+        if !suppressed {
             kept_shifted.push(shifted);
             kept.push(candidate);
         }

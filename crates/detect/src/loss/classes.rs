@@ -6,6 +6,8 @@ use crate::Real;
 /// Balance factor of the focal loss.
 const FOCAL_ALPHA: f64 = 0.25;
 const LANES: usize = 8;
+/// Logits handled at a time.
+const BUFFER: usize = 128;
 
 /// How class logits are scored.
 #[derive(Clone, Copy, Debug)]
@@ -42,20 +44,34 @@ impl<T: Real> ClassLoss<T> {
         (balance * loss * modulation, balance * (slope * modulation + loss * modulation_slope))
     }
 
+    /// True when a class without an object costs just ln(1 + exp(x)).
+    fn is_plain(&self) -> bool {
+        self.gamma == T::zero() && self.smoothing == T::zero()
+    }
+
     /// Sum over the logits of an anchor without an object; writes `scale` times the gradient when asked.
     pub fn background(&self, logits: &[T], scale: T, gradient: Option<&mut [T]>) -> T {
-        if self.gamma == T::zero() && self.smoothing == T::zero() {
-            return match gradient {
-                Some(gradient) => softplus_sum_with_gradient(logits, scale, gradient),
-                None => softplus_sum(logits),
-            };
+        match gradient {
+            _ if !self.is_plain() => self.general(logits, None, scale, gradient),
+            Some(gradient) => softplus_sum_with_gradient(logits, scale, gradient),
+            None => softplus_sum(logits),
         }
-        self.general(logits, None, scale, gradient)
     }
 
     /// Sum over the logits of an anchor whose class `object.0` has the target score `object.1`.
-    pub fn foreground(&self, logits: &[T], object: (usize, T), scale: T, gradient: Option<&mut [T]>) -> T {
-        self.general(logits, Some(object), scale, gradient)
+    pub fn foreground(&self, logits: &[T], object: (usize, T), scale: T, mut gradient: Option<&mut [T]>) -> T {
+        if !self.is_plain() {
+            return self.general(logits, Some(object), scale, gradient);
+        }
+        // The other classes are background: those before it, then those after it.
+        let (class, target) = object;
+        let (loss, slope) = self.term(logits[class], target);
+        let before = self.background(&logits[..class], scale, gradient.as_deref_mut().map(|g| &mut g[..class]));
+        let after = self.background(&logits[class + 1..], scale, gradient.as_deref_mut().map(|g| &mut g[class + 1..]));
+        if let Some(gradient) = gradient {
+            gradient[class] = slope * scale;
+        }
+        before + loss + after
     }
 
     fn general(&self, logits: &[T], object: Option<(usize, T)>, scale: T, mut gradient: Option<&mut [T]>) -> T {
@@ -72,36 +88,45 @@ impl<T: Real> ClassLoss<T> {
     }
 }
 
-/// Sum of ln(1 + exp(x)) in eight lanes (so that it vectorises), lanes added in order.
+/// Sum of ln(1 + exp(x)). Terms go through a buffer, because element by element the loop vectorises and a
+/// running sum of floats does not; the buffer is then added in eight lanes.
 fn softplus_sum<T: Real>(logits: &[T]) -> T {
-    let (chunks, tail) = logits.as_chunks::<LANES>();
-    let mut lanes = [T::zero(); LANES];
-    for x in chunks {
-        for i in 0..LANES {
-            lanes[i] = lanes[i] + x[i].softplus_sigmoid().0;
+    let mut terms = [T::zero(); BUFFER];
+    let mut sum = T::zero();
+    for logits in logits.chunks(BUFFER) {
+        let terms = &mut terms[..logits.len()];
+        for (term, logit) in terms.iter_mut().zip(logits) {
+            *term = logit.softplus_sigmoid().0;
         }
+        sum = sum + lane_sum(terms);
     }
-    let sum = lanes.iter().fold(T::zero(), |a, &b| a + b);
-    tail.iter().fold(sum, |sum, x| sum + x.softplus_sigmoid().0)
+    sum
 }
 
 /// The same sum, with the gradient sigmoid(x) * scale.
 fn softplus_sum_with_gradient<T: Real>(logits: &[T], scale: T, gradient: &mut [T]) -> T {
-    let (chunks, tail) = logits.as_chunks::<LANES>();
-    let (gradient_chunks, gradient_tail) = gradient.as_chunks_mut::<LANES>();
-    let mut lanes = [T::zero(); LANES];
-    for (x, g) in chunks.iter().zip(gradient_chunks) {
-        for i in 0..LANES {
-            let (softplus, sigmoid) = x[i].softplus_sigmoid();
-            lanes[i] = lanes[i] + softplus;
-            g[i] = sigmoid * scale;
+    let mut terms = [T::zero(); BUFFER];
+    let mut sum = T::zero();
+    for (logits, gradient) in logits.chunks(BUFFER).zip(gradient.chunks_mut(BUFFER)) {
+        let terms = &mut terms[..logits.len()];
+        for ((term, slope), logit) in terms.iter_mut().zip(gradient).zip(logits) {
+            let (softplus, sigmoid) = logit.softplus_sigmoid();
+            *term = softplus;
+            *slope = sigmoid * scale;
         }
-    }
-    let mut sum = lanes.iter().fold(T::zero(), |a, &b| a + b);
-    for (x, g) in tail.iter().zip(gradient_tail) {
-        let (softplus, sigmoid) = x.softplus_sigmoid();
-        sum = sum + softplus;
-        *g = sigmoid * scale;
+        sum = sum + lane_sum(terms);
     }
     sum
+}
+
+/// Sum in eight lanes, the lanes added in order, then what is left over.
+fn lane_sum<T: Real>(values: &[T]) -> T {
+    let (chunks, tail) = values.as_chunks::<LANES>();
+    let mut lanes = [T::zero(); LANES];
+    for chunk in chunks {
+        for i in 0..LANES {
+            lanes[i] = lanes[i] + chunk[i];
+        }
+    }
+    lanes.iter().chain(tail).fold(T::zero(), |a, &b| a + b)
 }

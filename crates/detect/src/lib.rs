@@ -10,6 +10,7 @@ pub mod average_precision;
 pub mod boxes;
 pub mod decode;
 pub mod dfl;
+pub mod external;
 pub mod loss;
 pub mod matching;
 pub mod nms;

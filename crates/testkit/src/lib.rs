@@ -150,7 +150,7 @@ pub fn assert_close(what: &str, got: &[f64], want: &[f64], abs: f64, rel: f64) {
     let mut worst = (0.0, 0);
     for (i, (g, w)) in got.iter().zip(want).enumerate() {
         let excess = (g - w).abs() / (abs + rel * w.abs());
-        if !(excess <= worst.0) {
+        if excess.is_nan() || excess > worst.0 {
             worst = (excess, i);
         }
     }

@@ -1,0 +1,44 @@
+//! `ELAN1`: RepNCSPELAN4's wiring with plain 3x3 convolutions.
+
+use super::conv::{ConvUnit, pointwise, square};
+use super::{Block, BlockContext, Feature, Read, RowContext};
+use crate::error::Result;
+use graph::TensorId;
+
+#[derive(Debug)]
+struct Elan1 {
+    c_in: usize,
+    c_out: usize,
+    c3: usize,
+    c4: usize,
+}
+
+/// `[c_out, c3, c4]`.
+pub(crate) fn read(row: &RowContext<'_>) -> Result<Read> {
+    row.at_most(3)?;
+    let input = row.input()?;
+    let (c_out, c3, c4) = (row.scaled_channels()?, row.halved(1, "c3")?, row.hidden(2, "c4")?);
+    let block = Elan1 { c_in: input.channels, c_out, c3, c4 };
+    Ok(Read::Block(Box::new(block), Feature::new(c_out, input.stride)))
+}
+
+impl Block for Elan1 {
+    fn arguments(&self) -> String {
+        format!("[{}, {}, {}, {}]", self.c_in, self.c_out, self.c3, self.c4)
+    }
+
+    fn build(&self, cx: &mut BlockContext<'_>, name: &str, inputs: &[TensorId]) -> Result<TensorId> {
+        let &Self { c_in, c_out, c3, c4 } = self;
+        let cv1 = ConvUnit::declare(cx, &format!("{name}.cv1"), c_in, c3, pointwise())?;
+        let cv2 = ConvUnit::declare(cx, &format!("{name}.cv2"), c3 / 2, c4, square(1))?;
+        let cv3 = ConvUnit::declare(cx, &format!("{name}.cv3"), c4, c4, square(1))?;
+        let cv4 = ConvUnit::declare(cx, &format!("{name}.cv4"), c3 + 2 * c4, c_out, pointwise())?;
+        let stem = cv1.forward(cx, inputs[0])?;
+        let second_half = cx.builder.slice(stem, c3 / 2, c3 / 2)?;
+        let y2 = cv2.forward(cx, second_half)?;
+        let y3 = cv3.forward(cx, y2)?;
+        // Both halves in order are the stem itself: nothing is copied.
+        let all = cx.builder.concat(&[stem, y2, y3])?;
+        cv4.forward_end(cx, all)
+    }
+}

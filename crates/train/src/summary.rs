@@ -33,7 +33,7 @@ pub enum TrainEnd {
 }
 
 /// Detection quality over a set of images; all but the losses between 0 and 1.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Metrics {
     pub precision: f64,
     pub recall: f64,

@@ -1,0 +1,333 @@
+//! One file that holds a run: weights that anyone can use, and what the run needs to go on bit for bit.
+//!
+//! `last.safetensors` is a weight file (the averaged weights under the reference's names, the model's
+//! description in the metadata) with further tensors whose names start with [`RESUME`]: the raw weights, the
+//! optimiser's state, and gradients that wait for a step. Both parts lie in one file because two files could
+//! disagree. It is written to a temporary file, synced and renamed, so that the file before survives a full disk.
+//! `best.safetensors` holds the averaged weights only.
+
+use crate::TrainError;
+use crate::early_stopping::EarlyStopping;
+use crate::hyp::Hyp;
+use crate::options::TrainOptions;
+use crate::schedule::Accumulator;
+use crate::summary::Metrics;
+use graph::{Executor, ParamGroup, ParamLayout, Region};
+use model::weights::{self, Weights, WeightsMeta};
+use model::{Model, NamedTensors, StateEntry, StateKind};
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+
+/// Start of the names of tensors that only a resumed run reads.
+pub const RESUME: &str = "resume/";
+/// Key of the run's state in the metadata.
+const STATE_KEY: &str = "run";
+/// Version of [`RunState`].
+const VERSION: u32 = 1;
+
+/// Everything of a run that is not a tensor.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RunState {
+    pub version: u32,
+    /// Epoch that comes next or is under way.
+    pub epoch: usize,
+    /// Batches of that epoch that are done.
+    pub batch: usize,
+    /// Sums of box, class and DFL loss over those batches.
+    pub loss_sums: [f64; 3],
+    pub accumulator: Accumulator,
+    /// Optimiser steps so far, which are also the updates of the average.
+    pub updates: u64,
+    pub stopping: EarlyStopping,
+    /// Metrics of the best epoch.
+    pub best: Option<Metrics>,
+    /// Images of the training part, and a digest of their names and labels.
+    pub images: usize,
+    pub digest: String,
+    pub options: TrainOptions,
+    pub hyp: Hyp,
+    /// The initial weights were random or came from another model, for the record.
+    pub origin: String,
+}
+
+impl RunState {
+    /// The state before the first batch.
+    pub fn new(options: TrainOptions, hyp: Hyp, images: usize, digest: String, origin: String) -> Self {
+        Self {
+            version: VERSION,
+            epoch: 0,
+            batch: 0,
+            loss_sums: [0.0; 3],
+            accumulator: Accumulator::default(),
+            updates: 0,
+            stopping: EarlyStopping::default(),
+            best: None,
+            images,
+            digest,
+            options,
+            hyp,
+            origin,
+        }
+    }
+}
+
+/// The tensors of a run, by the reference's names.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RunTensors {
+    /// Averaged weights and running statistics: what is validated and published.
+    pub ema: NamedTensors,
+    /// Weights and running statistics as the optimiser sees them.
+    pub raw: NamedTensors,
+    /// State buffers of the optimiser.
+    pub states: Vec<NamedTensors>,
+    /// Gradients that wait, where there are any.
+    pub gradients: Option<NamedTensors>,
+}
+
+impl RunTensors {
+    /// Reads everything from the device. `counter` is the number of batches that the statistics have seen.
+    ///
+    /// # Errors
+    /// What the executor refuses.
+    pub fn from_device(
+        executor: &dyn Executor,
+        layout: &ParamLayout,
+        entries: &[StateEntry],
+        states: usize,
+        pending: bool,
+        counter: u64,
+    ) -> Result<Self, TrainError> {
+        let named = |weights: &[f32], buffers: &[f32], entries: &[StateEntry]| {
+            let mut tensors = NamedTensors::zeros(entries);
+            for entry in entries.iter().filter(|e| e.kind == StateKind::Counter) {
+                if let Some(values) = tensors.values_mut(&entry.name) {
+                    values.fill(counter as f32);
+                }
+            }
+            tensors.gather(layout, weights, buffers);
+            tensors
+        };
+        let trained: Vec<StateEntry> = entries.iter().filter(|e| e.kind == StateKind::Param).cloned().collect();
+        let read = |region: Region| executor.read_region(region);
+        let ema = named(&read(Region::EmaWeights)?, &read(Region::EmaBuffers)?, entries);
+        let raw = named(&read(Region::Weights)?, &read(Region::Buffers)?, entries);
+        let of_weights = |region: Region| -> Result<NamedTensors, TrainError> {
+            let empty = vec![0.0; layout.buffer_elements()];
+            Ok(named(&read(region)?, &empty, &trained))
+        };
+        let states = (0..states).map(|i| of_weights(Region::State(i))).collect::<Result<_, _>>()?;
+        let gradients = if pending { Some(of_weights(Region::Gradients)?) } else { None };
+        Ok(Self { ema, raw, states, gradients })
+    }
+
+    /// Writes everything to the device.
+    ///
+    /// # Errors
+    /// Tensors that do not fit the layout, or what the executor refuses.
+    pub fn to_device(&self, executor: &mut dyn Executor, layout: &ParamLayout) -> Result<(), TrainError> {
+        let (mut weights, mut buffers) = (vec![0.0; layout.weight_elements()], vec![0.0; layout.buffer_elements()]);
+        self.ema.scatter(layout, &mut weights, &mut buffers)?;
+        executor.write_region(Region::EmaWeights, &weights)?;
+        executor.write_region(Region::EmaBuffers, &buffers)?;
+        self.raw.scatter(layout, &mut weights, &mut buffers)?;
+        executor.write_region(Region::Weights, &weights)?;
+        executor.write_region(Region::Buffers, &buffers)?;
+        for (i, state) in self.states.iter().enumerate() {
+            executor.write_region(Region::State(i), &flat_weights(state, layout))?;
+        }
+        let gradients = self.gradients.as_ref().map(|g| flat_weights(g, layout));
+        executor.write_region(Region::Gradients, &gradients.unwrap_or_else(|| vec![0.0; layout.weight_elements()]))?;
+        Ok(())
+    }
+}
+
+/// Values of the weights of a layout, zero where there are none.
+fn flat_weights(tensors: &NamedTensors, layout: &ParamLayout) -> Vec<f32> {
+    let mut flat = vec![0.0; layout.weight_elements()];
+    for slot in layout.slots().iter().filter(|s| s.param.group != ParamGroup::Buffer) {
+        let values = tensors.get(&slot.param.name).map(|t| &t.values).filter(|v| v.len() == slot.param.shape.elements());
+        if let Some(values) = values {
+            slot.scatter(values, &mut flat);
+        }
+    }
+    flat
+}
+
+/// Writes `last.safetensors`.
+///
+/// # Errors
+/// The disk's; the older file is left as it was then.
+pub fn save_last(
+    path: &Path,
+    model: &Model,
+    names: &[String],
+    state: &RunState,
+    tensors: &RunTensors,
+) -> Result<(), TrainError> {
+    let mut all = tensors.ema.clone();
+    let mut add = |part: &str, tensors: &NamedTensors| -> Result<(), TrainError> {
+        for (name, tensor) in tensors.iter() {
+            all.insert(format!("{RESUME}{part}/{name}"), tensor.dims.clone(), tensor.values.clone())?;
+        }
+        Ok(())
+    };
+    add("weights", &tensors.raw)?;
+    for (i, state) in tensors.states.iter().enumerate() {
+        add(&format!("state{i}"), state)?;
+    }
+    if let Some(gradients) = &tensors.gradients {
+        add("gradients", gradients)?;
+    }
+    let mut meta = WeightsMeta::of(model, names.to_vec(), false);
+    let text = serde_json::to_string(state).map_err(|e| TrainError::Checkpoint {
+        path: path.to_path_buf(),
+        message: format!("the run's state cannot be written: {e}"),
+    })?;
+    meta.extra.insert(STATE_KEY.to_owned(), text);
+    describe(&mut meta, state);
+    Ok(weights::save(path, &all, &meta)?)
+}
+
+/// Writes `best.safetensors` or the like: averaged weights only.
+///
+/// # Errors
+/// The disk's.
+pub fn save_weights(
+    path: &Path,
+    model: &Model,
+    names: &[String],
+    state: &RunState,
+    ema: &NamedTensors,
+) -> Result<(), TrainError> {
+    let mut meta = WeightsMeta::of(model, names.to_vec(), false);
+    describe(&mut meta, state);
+    Ok(weights::save(path, ema, &meta)?)
+}
+
+fn describe(meta: &mut WeightsMeta, state: &RunState) {
+    meta.extra.insert("epoch".to_owned(), state.epoch.to_string());
+    meta.extra.insert("imgsz".to_owned(), state.options.imgsz.to_string());
+}
+
+/// A weight file without the tensors of a run.
+///
+/// # Errors
+/// [`TrainError::Missing`] where there is no file; damage is named with bytes.
+pub fn load_weights(path: &Path) -> Result<Weights, TrainError> {
+    let loaded = load_any(path)?;
+    let mut tensors = NamedTensors::new();
+    for (name, tensor) in loaded.tensors.iter().filter(|(name, _)| !name.starts_with(RESUME)) {
+        tensors.insert(name, tensor.dims.clone(), tensor.values.clone())?;
+    }
+    Ok(Weights { tensors, meta: loaded.meta })
+}
+
+fn load_any(path: &Path) -> Result<Weights, TrainError> {
+    if !path.is_file() {
+        let hint = "weights come out of training (runs/train/NAME/weights/best.safetensors); files of other programs \
+                    must be safetensors with the reference's tensor names";
+        return Err(TrainError::Missing { what: "the weight file", path: path.to_path_buf(), hint: Some(hint.into()) });
+    }
+    let suffix = path.extension().and_then(|e| e.to_str()).unwrap_or_default().to_ascii_lowercase();
+    if suffix == "pt" || suffix == "pth" {
+        let message = "PyTorch checkpoints cannot be read yet; safetensors files can".to_owned();
+        return Err(TrainError::Checkpoint { path: path.to_path_buf(), message });
+    }
+    Ok(weights::load(path)?)
+}
+
+/// A checkpoint of a run.
+#[derive(Clone, Debug)]
+pub struct Checkpoint {
+    pub meta: WeightsMeta,
+    pub state: RunState,
+    pub tensors: RunTensors,
+}
+
+/// Reads `last.safetensors` in full.
+///
+/// # Errors
+/// Damage, a file without a run's state (such as best.safetensors), a state of a newer program.
+pub fn load_last(path: &Path) -> Result<Checkpoint, TrainError> {
+    let loaded = load_any(path)?;
+    let broken = |message: String| TrainError::Checkpoint { path: path.to_path_buf(), message };
+    let stripped = || TrainError::Resume {
+        path: path.to_path_buf(),
+        message: "it holds weights only".to_owned(),
+        hint: Some("resume from last.safetensors, or start a new run with --weights".to_owned()),
+    };
+    let meta = loaded.meta.ok_or_else(stripped)?;
+    let text = meta.extra.get(STATE_KEY).ok_or_else(stripped)?;
+    let version: Version = serde_json::from_str(text).map_err(|e| broken(format!("the run's state: {e}")))?;
+    if version.version != VERSION {
+        return Err(broken(format!("its state has version {}, this program reads {VERSION}", version.version)));
+    }
+    let state: RunState = serde_json::from_str(text).map_err(|e| broken(format!("the run's state: {e}")))?;
+    let part = |prefix: &str| -> Result<NamedTensors, TrainError> {
+        let mut tensors = NamedTensors::new();
+        for (name, tensor) in loaded.tensors.iter() {
+            if let Some(name) = name.strip_prefix(prefix) {
+                tensors.insert(name, tensor.dims.clone(), tensor.values.clone())?;
+            }
+        }
+        Ok(tensors)
+    };
+    let mut ema = NamedTensors::new();
+    for (name, tensor) in loaded.tensors.iter().filter(|(name, _)| !name.starts_with(RESUME)) {
+        ema.insert(name, tensor.dims.clone(), tensor.values.clone())?;
+    }
+    let states = state.options.optimizer.kind().states();
+    let states = (0..states).map(|i| part(&format!("{RESUME}state{i}/"))).collect::<Result<Vec<_>, _>>()?;
+    let gradients = part(&format!("{RESUME}gradients/"))?;
+    let tensors = RunTensors {
+        ema,
+        raw: part(&format!("{RESUME}weights/"))?,
+        states,
+        gradients: Some(gradients).filter(|g| !g.is_empty()),
+    };
+    if tensors.states.iter().any(NamedTensors::is_empty) || (state.accumulator.pending > 0 && tensors.gradients.is_none())
+    {
+        return Err(broken("its optimiser state is incomplete".to_owned()));
+    }
+    Ok(Checkpoint { meta, state, tensors })
+}
+
+#[derive(Deserialize)]
+struct Version {
+    version: u32,
+}
+
+/// The checkpoint that `--resume` means: the newest `last.safetensors` below `root`.
+///
+/// # Errors
+/// [`TrainError::Missing`] where there is none.
+pub fn newest_last(root: &Path) -> Result<PathBuf, TrainError> {
+    let mut newest: Option<(std::time::SystemTime, PathBuf)> = None;
+    let mut folders = vec![(root.to_path_buf(), 0)];
+    while let Some((folder, depth)) = folders.pop() {
+        let Ok(entries) = std::fs::read_dir(&folder) else { continue };
+        for entry in entries.flatten() {
+            let path = entry.path();
+            let Ok(kind) = entry.file_type() else { continue };
+            if kind.is_dir() && depth < 8 {
+                folders.push((path, depth + 1));
+            } else if entry.file_name() == "last.safetensors"
+                && let Ok(time) = entry.metadata().and_then(|m| m.modified())
+                && newest.as_ref().is_none_or(|(best, at)| (time, &path) > (*best, at))
+            {
+                newest = Some((time, path));
+            }
+        }
+    }
+    newest.map(|(_, path)| path).ok_or_else(|| TrainError::Missing {
+        what: "a checkpoint last.safetensors below",
+        path: root.to_path_buf(),
+        hint: Some("name one: --resume runs/train/NAME/weights/last.safetensors".to_owned()),
+    })
+}
+
+/// The checkpoint of a path that may be a run's folder.
+pub fn checkpoint_of(path: &Path) -> PathBuf {
+    let inside = path.join("weights").join("last.safetensors");
+    if path.is_dir() && inside.is_file() { inside } else { path.to_path_buf() }
+}

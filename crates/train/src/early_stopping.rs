@@ -1,0 +1,41 @@
+//! Fitness, the best epoch, and when to stop.
+
+use serde::{Deserialize, Serialize};
+
+/// What is maximised: `0.1 mAP50 + 0.9 mAP50-95`.
+pub fn fitness(map50: f64, map50_95: f64) -> f64 {
+    0.1 * map50 + 0.9 * map50_95
+}
+
+/// Watches the fitness of the epochs.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EarlyStopping {
+    /// Best fitness so far.
+    pub best: f64,
+    /// Epoch of the best fitness.
+    pub best_epoch: usize,
+    /// Whether any epoch was seen.
+    pub seen: bool,
+}
+
+impl Default for EarlyStopping {
+    fn default() -> Self {
+        Self { best: 0.0, best_epoch: 0, seen: false }
+    }
+}
+
+impl EarlyStopping {
+    /// Notes an epoch; `true` where it is as good as the best so far (ties count as better: longer training).
+    pub fn note(&mut self, epoch: usize, fitness: f64) -> bool {
+        let better = fitness >= self.best || !self.seen;
+        if better {
+            (self.best, self.best_epoch, self.seen) = (fitness, epoch, true);
+        }
+        better
+    }
+
+    /// `true` where `epoch` is at least `patience` epochs after the best; never for a patience of 0.
+    pub fn stops(&self, epoch: usize, patience: usize) -> bool {
+        patience > 0 && epoch.saturating_sub(self.best_epoch) >= patience
+    }
+}

@@ -1,0 +1,349 @@
+//! Validation: folded weights over a set of images, from loader to average precision.
+
+use crate::device::Device;
+use crate::image_set::loader_options;
+use crate::plans::{self, GraphSettings, InputShape, LossValues, PackedTargets, PlanCache};
+use crate::summary::{ClassMetrics, Metrics};
+use crate::{Observer, Progress, TrainError};
+use data::rect::rect_plan;
+use data::validation::ValGeometry;
+use data::{Batch, ImagePool, Loader, Task};
+use detect::LossConfig;
+use detect::average_precision::{Scored, ap_per_class};
+use detect::matching::{Label, match_detections};
+use detect::nms::{Detection, NmsConfig, suppress};
+use graph::{Executor, ParamLayout, Region, StateSpec};
+use model::{Model, NamedTensors};
+use rayon::prelude::*;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Batches whose pictures are kept for drawing, and pictures of each.
+const DRAWN_BATCHES: usize = 3;
+const DRAWN_IMAGES: usize = 16;
+
+/// A model with folded weights on a device of its own.
+pub(crate) struct Evaluator {
+    device: Device,
+    pub model: Arc<Model>,
+    settings: GraphSettings,
+    weights: NamedTensors,
+    running: Option<(Box<dyn Executor>, ParamLayout)>,
+    plans: PlanCache,
+}
+
+impl Evaluator {
+    /// Without a loss only the main branch is computed.
+    pub fn new(device: Device, model: Arc<Model>, loss: Option<LossConfig>) -> Self {
+        let settings = GraphSettings { loss, decode: true, training: None };
+        Self { device, model, settings, weights: NamedTensors::new(), running: None, plans: PlanCache::default() }
+    }
+
+    /// Takes the weights of a training state dict and folds them.
+    pub fn set_training_weights(&mut self, tensors: &NamedTensors) -> Result<(), TrainError> {
+        self.set_folded_weights(model::fold(tensors)?)
+    }
+
+    /// Takes folded weights.
+    pub fn set_folded_weights(&mut self, tensors: NamedTensors) -> Result<(), TrainError> {
+        self.weights = tensors;
+        if let Some((executor, layout)) = &mut self.running {
+            write_weights(executor.as_mut(), layout, &self.weights)?;
+        }
+        Ok(())
+    }
+
+    /// Bytes of the arena and the weights.
+    pub fn memory(&self) -> u64 {
+        self.running.as_ref().map_or(0, |(e, l)| e.arena_bytes() + 4 * l.weight_elements() as u64)
+    }
+
+    /// Predictions (images, anchors, 4 + nc) of a batch of pixels, and its losses where this was made with a loss.
+    pub fn run(
+        &mut self,
+        shape: InputShape,
+        pixels: &[u8],
+        targets: &PackedTargets,
+        max_boxes: usize,
+    ) -> Result<(Vec<f32>, Option<LossValues>), TrainError> {
+        let boxes = targets.len().max(max_boxes);
+        if self.running.is_none() {
+            let backend = self.device.backend();
+            let compiled = plans::compile(&self.model, backend.as_ref(), &self.settings, shape, boxes)?;
+            let layout = compiled.plan.params().clone();
+            let spec = StateSpec { layout: layout.clone(), optimizer: None, ema: false };
+            let mut executor = self.device.executor(&spec);
+            write_weights(executor.as_mut(), &layout, &self.weights)?;
+            self.plans.add(executor.as_mut(), shape, compiled)?;
+            self.running = Some((executor, layout));
+        }
+        let Some((executor, _)) = &mut self.running else { return Ok((Vec::new(), None)) };
+        let executor = executor.as_mut();
+        let plan = self.plans.get(executor, &self.model, &self.settings, shape, boxes)?;
+        plan.upload(executor, pixels, Some(targets))?;
+        executor.run(plan.id)?;
+        Ok((plan.predictions(executor)?, plan.losses(executor)?))
+    }
+}
+
+fn write_weights(executor: &mut dyn Executor, layout: &ParamLayout, tensors: &NamedTensors) -> Result<(), TrainError> {
+    let (mut weights, mut buffers) = (vec![0.0f32; layout.weight_elements()], vec![0.0f32; layout.buffer_elements()]);
+    tensors.scatter(layout, &mut weights, &mut buffers)?;
+    executor.write_region(Region::Weights, &weights)?;
+    if !buffers.is_empty() {
+        executor.write_region(Region::Buffers, &buffers)?;
+    }
+    Ok(())
+}
+
+/// How a set is evaluated.
+#[derive(Clone, Debug)]
+pub(crate) struct EvalSettings {
+    pub batch: usize,
+    pub size: usize,
+    pub rect: bool,
+    pub workers: usize,
+    pub single_cls: bool,
+    pub nms: NmsConfig,
+    /// Keep pictures of the first batches for drawing.
+    pub keep_pictures: bool,
+}
+
+impl EvalSettings {
+    /// What validation during training uses.
+    pub fn nms(conf: f64, iou: f64, max_det: usize, single_cls: bool) -> NmsConfig {
+        NmsConfig {
+            conf_threshold: conf as f32,
+            iou_threshold: iou,
+            multi_label: true,
+            agnostic: single_cls,
+            classes: None,
+            max_det,
+        }
+    }
+}
+
+/// Detections of one image.
+#[derive(Clone, Debug)]
+pub(crate) struct ImageResult {
+    pub sample: usize,
+    /// In pixels of the original, best first.
+    pub detections: Vec<Detection>,
+}
+
+/// A batch kept for drawing: pictures in network pixels with their detections.
+#[derive(Clone, Debug)]
+pub(crate) struct DrawnBatch {
+    pub batch: Batch,
+    pub detections: Vec<Vec<Detection>>,
+}
+
+/// The result over a set.
+#[derive(Clone, Debug)]
+pub(crate) struct Evaluation {
+    pub metrics: Metrics,
+    pub fitness: f64,
+    pub classes: Vec<ClassMetrics>,
+    pub images: usize,
+    pub instances: usize,
+    pub skipped: usize,
+    pub results: Vec<ImageResult>,
+    pub drawn: Vec<DrawnBatch>,
+    /// Images and time of the computation, loading included.
+    pub elapsed: Duration,
+}
+
+/// Evaluates a set. `None` where the observer asked to stop.
+pub(crate) fn evaluate(
+    evaluator: &mut Evaluator,
+    pool: &Arc<ImagePool>,
+    names: &[String],
+    settings: &EvalSettings,
+    observer: &mut dyn Observer,
+) -> Result<Option<Evaluation>, TrainError> {
+    let samples = Arc::clone(pool.samples());
+    let work = batches(&samples, settings, evaluator.model.size_multiple());
+    let most_labels = samples.iter().map(|s| s.labels.len()).max().unwrap_or(0);
+    let total = work.len();
+    let loader = Loader::new(Arc::clone(pool), work.into_iter(), loader_options(settings.workers))?;
+    let nc = evaluator.model.nc;
+    let mut sums = Sums::default();
+    let start = Instant::now();
+    for (done, batch) in loader.enumerate() {
+        let batch = batch?;
+        for problem in &batch.failures {
+            observer.warn(&format!("{problem}; the image is skipped"));
+        }
+        sums.skipped += batch.failures.len();
+        let [images, height, width, _] = batch.shape;
+        if images > 0 {
+            let targets = PackedTargets::of(&batch);
+            let max_boxes = settings.batch * most_labels;
+            let shape = InputShape { images, height, width };
+            let (rows, losses) = evaluator.run(shape, &batch.pixels, &targets, max_boxes)?;
+            sums.add(batch, &rows, losses, nc, settings);
+        }
+        let elapsed = start.elapsed();
+        let per_second = sums.results.len() as f64 / elapsed.as_secs_f64().max(1e-9);
+        let eta = elapsed.mul_f64((total - done - 1) as f64 / (done + 1) as f64);
+        observer.progress(&Progress::Validate { done: done + 1, total, images_per_second: per_second, eta });
+        if observer.should_stop() {
+            return Ok(None);
+        }
+    }
+    Ok(Some(sums.finish(names, start.elapsed())))
+}
+
+/// The batches of a pass.
+fn batches(samples: &[data::Sample], settings: &EvalSettings, stride: usize) -> Vec<Vec<Task>> {
+    let (size, stride) = (settings.size as u32, stride as u32);
+    if !settings.rect {
+        let order: Vec<usize> = (0..samples.len()).collect();
+        let tasks = |ids: &[usize]| ids.iter().map(|&sample| Task::Validate { sample, frame_hw: [size, size] }).collect();
+        return order.chunks(settings.batch.max(1)).map(tasks).collect();
+    }
+    let wh: Vec<[u32; 2]> = samples.iter().map(|s| [s.width, s.height]).collect();
+    let plan = rect_plan(&wh, size, settings.batch, stride, 0.5);
+    plan.batches(settings.batch)
+        .map(|(ids, frame_hw)| ids.iter().map(|&sample| Task::Validate { sample, frame_hw }).collect())
+        .collect()
+}
+
+#[derive(Default)]
+struct Sums {
+    scored: Vec<Scored>,
+    label_classes: Vec<u32>,
+    /// Images that hold each class.
+    class_images: std::collections::BTreeMap<u32, usize>,
+    losses: [f64; 3],
+    batches: usize,
+    skipped: usize,
+    results: Vec<ImageResult>,
+    drawn: Vec<DrawnBatch>,
+}
+
+impl Sums {
+    fn add(&mut self, batch: Batch, rows: &[f32], losses: Option<LossValues>, nc: usize, settings: &EvalSettings) {
+        let images = batch.images.len();
+        let per_image = rows.len() / images.max(1);
+        let [_, height, width, _] = batch.shape;
+        let judged: Vec<Judged> = (0..images)
+            .into_par_iter()
+            .map(|i| {
+                let mut detections = suppress(&settings.nms, &rows[i * per_image..(i + 1) * per_image], 4 + nc, nc);
+                if settings.single_cls {
+                    detections.iter_mut().for_each(|d| d.class = 0);
+                }
+                let geometry = batch.images[i].geometry;
+                let native = |corners: [f32; 4]| match &geometry {
+                    Some(g) => to_original(g, batch.images[i].original_hw, corners),
+                    None => corners,
+                };
+                let labels: Vec<Label> = batch.targets[batch.offsets[i]..batch.offsets[i + 1]]
+                    .iter()
+                    .map(|t| Label { class: t.class, corners: native(corners_of(t.xywh, width, height)) })
+                    .collect();
+                let original: Vec<Detection> =
+                    detections.iter().map(|d| Detection { corners: native(d.corners), ..*d }).collect();
+                let correct = match_detections(&original, &labels);
+                Judged { network: detections, original, labels, correct }
+            })
+            .collect();
+        if let Some(losses) = losses {
+            self.losses.iter_mut().zip(losses.items).for_each(|(sum, item)| *sum += item);
+        }
+        self.batches += 1;
+        let mut network = Vec::new();
+        for (image, judged) in batch.images.iter().zip(judged) {
+            let scored = judged.original.iter().zip(&judged.correct);
+            self.scored.extend(scored.map(|(d, &correct)| Scored { correct, score: d.score, class: d.class }));
+            let mut classes: Vec<u32> = judged.labels.iter().map(|l| l.class).collect();
+            self.label_classes.extend(&classes);
+            classes.sort_unstable();
+            classes.dedup();
+            classes.iter().for_each(|&c| *self.class_images.entry(c).or_default() += 1);
+            self.results.push(ImageResult { sample: image.sample, detections: judged.original });
+            network.push(judged.network);
+        }
+        if settings.keep_pictures && self.drawn.len() < DRAWN_BATCHES {
+            self.drawn.push(DrawnBatch { batch: shortened(batch), detections: network });
+        }
+    }
+
+    fn finish(self, names: &[String], elapsed: Duration) -> Evaluation {
+        let found = ap_per_class(&self.scored, &self.label_classes);
+        let losses = self.losses.map(|sum| sum / self.batches.max(1) as f64);
+        let classes = found
+            .classes
+            .iter()
+            .map(|c| ClassMetrics {
+                class: c.class as usize,
+                name: names.get(c.class as usize).cloned().unwrap_or_else(|| c.class.to_string()),
+                images: self.class_images.get(&c.class).copied().unwrap_or(0),
+                instances: c.labels,
+                precision: c.precision,
+                recall: c.recall,
+                map50: c.ap50(),
+                map50_95: c.ap50_95(),
+            })
+            .collect();
+        Evaluation {
+            metrics: Metrics {
+                precision: found.precision,
+                recall: found.recall,
+                map50: found.map50,
+                map50_95: found.map50_95,
+                losses,
+            },
+            fitness: crate::early_stopping::fitness(found.map50, found.map50_95),
+            classes,
+            images: self.results.len(),
+            instances: self.label_classes.len(),
+            skipped: self.skipped,
+            results: self.results,
+            drawn: self.drawn,
+            elapsed,
+        }
+    }
+}
+
+struct Judged {
+    network: Vec<Detection>,
+    original: Vec<Detection>,
+    labels: Vec<Label>,
+    correct: Vec<[bool; detect::matching::THRESHOLDS]>,
+}
+
+/// Only the pictures that are drawn.
+fn shortened(mut batch: Batch) -> Batch {
+    let [images, height, width, channels] = batch.shape;
+    let kept = images.min(DRAWN_IMAGES);
+    batch.pixels.truncate(kept * height * width * channels);
+    batch.shape[0] = kept;
+    batch.images.truncate(kept);
+    batch
+}
+
+/// Corners in pixels of a box in fractions of a `width` x `height` picture.
+pub(crate) fn corners_of(xywh: [f32; 4], width: usize, height: usize) -> [f32; 4] {
+    let (w, h) = (width as f32, height as f32);
+    let [cx, cy, bw, bh] = xywh;
+    [(cx - bw / 2.0) * w, (cy - bh / 2.0) * h, (cx + bw / 2.0) * w, (cy + bh / 2.0) * h]
+}
+
+/// Network pixels to pixels of the original picture, clipped to it.
+fn to_original(geometry: &ValGeometry, original_hw: [u32; 2], corners: [f32; 4]) -> [f32; 4] {
+    // One gain for both sides, that of the height, as the reference scales boxes back.
+    let gain = (geometry.ratio_hw[0] * geometry.fit.ratio[1]).max(f64::MIN_POSITIVE);
+    unpad(corners, gain, geometry.fit.pad, original_hw)
+}
+
+/// `(value - pad) / gain`, clipped to a picture of height x width.
+pub(crate) fn unpad(corners: [f32; 4], gain: f64, pad: [f64; 2], original_hw: [u32; 2]) -> [f32; 4] {
+    let limit = [original_hw[1] as f32, original_hw[0] as f32];
+    std::array::from_fn(|i| {
+        let value = ((f64::from(corners[i]) - pad[i % 2]) / gain) as f32;
+        // `max` and `min` instead of `clamp`: a NaN becomes a number here, as it must in files.
+        value.max(0.0).min(limit[i % 2])
+    })
+}

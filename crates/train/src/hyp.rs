@@ -1,0 +1,248 @@
+//! Hyper-parameters: the YAML file, its ranges, and the files embedded in the program.
+
+use crate::TrainError;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Files that need not exist on disk, by name.
+pub const EMBEDDED: [(&str, &str); 2] = [
+    ("hyp.scratch-high.yaml", include_str!("../hyps/hyp.scratch-high.yaml")),
+    ("hyp.demo.yaml", include_str!("../hyps/hyp.demo.yaml")),
+];
+
+/// One key with its range and default.
+struct Key {
+    name: &'static str,
+    range: Range,
+    default: f64,
+    get: fn(&mut Hyp) -> &mut f64,
+}
+
+/// Allowed values.
+#[derive(Clone, Copy)]
+enum Range {
+    /// Both ends allowed.
+    Within(f64, f64),
+    /// The upper end is not allowed.
+    Below(f64, f64),
+    /// Whole numbers, both ends allowed.
+    Whole(f64, f64),
+}
+
+impl Range {
+    fn holds(self, value: f64) -> bool {
+        match self {
+            Self::Within(low, high) => value >= low && value <= high,
+            Self::Below(low, high) => value >= low && value < high,
+            Self::Whole(low, high) => value >= low && value <= high && value.fract() == 0.0,
+        }
+    }
+
+    fn text(self) -> String {
+        match self {
+            Self::Within(low, high) => format!("between {low} and {high}"),
+            Self::Below(low, high) => format!("at least {low} and below {high}"),
+            Self::Whole(low, high) => format!("a whole number between {low} and {high}"),
+        }
+    }
+}
+
+macro_rules! hyper_parameters {
+    ($($(#[doc = $doc:literal])* $name:ident = $default:literal in $range:expr;)*) => {
+        /// Hyper-parameters of a training run, each within its range.
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        pub struct Hyp { $($(#[doc = $doc])* pub $name: f64,)* }
+
+        const KEYS: &[Key] = &[$(Key {
+            name: stringify!($name),
+            range: $range,
+            default: $default,
+            get: |hyp| &mut hyp.$name,
+        }),*];
+
+        impl Default for Hyp {
+            fn default() -> Self { Self { $($name: $default,)* } }
+        }
+    };
+}
+
+use Range::{Below, Whole, Within};
+
+hyper_parameters! {
+    /// Learning rate after the warm-up.
+    lr0 = 0.01 in Within(0.0, 100.0);
+    /// Last learning rate as a fraction of `lr0`.
+    lrf = 0.01 in Within(0.0, 10.0);
+    /// Momentum of SGD, first beta of the others.
+    momentum = 0.937 in Below(0.0, 1.0);
+    /// For a batch of `nominal_batch`.
+    weight_decay = 0.0005 in Within(0.0, 1.0);
+    /// Length of the warm-up.
+    warmup_epochs = 3.0 in Within(0.0, 10000.0);
+    /// Momentum at the start of the warm-up.
+    warmup_momentum = 0.8 in Below(0.0, 1.0);
+    /// Learning rate of biases at the start of the warm-up.
+    warmup_bias_lr = 0.1 in Within(0.0, 100.0);
+    /// Shortest warm-up in iterations.
+    warmup_min_iterations = 100.0 in Whole(0.0, 1e9);
+    /// Images whose gradients are added up before a step.
+    nominal_batch = 64.0 in Whole(1.0, 1e6);
+    /// Gain of 1 - CIoU.
+    box_gain = 7.5 in Within(0.0, 1000.0);
+    /// Gain of the class loss.
+    cls = 0.5 in Within(0.0, 1000.0);
+    /// Gain of the distribution focal loss.
+    dfl = 1.5 in Within(0.0, 1000.0);
+    /// Weight of positive class targets.
+    cls_pw = 1.0 in Within(0.0, 1000.0);
+    /// Exponent of the focal loss; 0 turns it off.
+    fl_gamma = 0.0 in Within(0.0, 10.0);
+    /// Unused, accepted.
+    obj = 0.7 in Within(0.0, 1000.0);
+    /// Unused, accepted.
+    obj_pw = 1.0 in Within(0.0, 1000.0);
+    /// Unused, accepted.
+    iou_t = 0.2 in Within(0.0, 1.0);
+    /// Unused, accepted.
+    anchor_t = 5.0 in Within(0.0, 1000.0);
+    /// Largest relative change of the hue.
+    hsv_h = 0.015 in Within(0.0, 1.0);
+    /// Largest relative change of the saturation.
+    hsv_s = 0.7 in Within(0.0, 1.0);
+    /// Largest relative change of the value.
+    hsv_v = 0.4 in Within(0.0, 1.0);
+    /// Largest rotation in degrees.
+    degrees = 0.0 in Within(0.0, 180.0);
+    /// Largest shift as a fraction of the size.
+    translate = 0.1 in Within(0.0, 1.0);
+    /// Scale factors lie within 1 - scale and 1 + scale.
+    scale = 0.9 in Below(0.0, 1.0);
+    /// Largest shear in degrees.
+    shear = 0.0 in Below(0.0, 90.0);
+    /// Largest perspective entry of the matrix.
+    perspective = 0.0 in Within(0.0, 0.01);
+    /// Probability of a vertical flip.
+    flipud = 0.0 in Within(0.0, 1.0);
+    /// Probability of a horizontal flip.
+    fliplr = 0.5 in Within(0.0, 1.0);
+    /// Probability of a mosaic.
+    mosaic = 1.0 in Within(0.0, 1.0);
+    /// Probability of blending two mosaics.
+    mixup = 0.15 in Within(0.0, 1.0);
+    /// Fraction of instances that are pasted once more.
+    copy_paste = 0.3 in Within(0.0, 1.0);
+}
+
+/// `box` is a keyword, so the field has another name than the key.
+fn file_name(key: &'static str) -> &'static str {
+    if key == "box_gain" { "box" } else { key }
+}
+
+/// Hyper-parameters with what is worth telling about where they come from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoadedHyp {
+    pub hyp: Hyp,
+    /// Log lines.
+    pub notes: Vec<String>,
+}
+
+impl Hyp {
+    /// Reads a file, or the embedded one of that name where the path does not exist.
+    ///
+    /// Keys that the file does not have take the value of `hyp.scratch-high.yaml`.
+    ///
+    /// # Errors
+    /// [`TrainError::Missing`] where there is neither; otherwise as [`Hyp::parse`].
+    pub fn load(path: &Path) -> Result<LoadedHyp, TrainError> {
+        if path.exists() {
+            let text = std::fs::read_to_string(path).map_err(TrainError::io("read", path))?;
+            let (hyp, absent) = Self::parse(&path.display().to_string(), &text)?;
+            let mut notes = Vec::new();
+            if !absent.is_empty() {
+                let keys = absent.join(", ");
+                notes.push(format!("{}: not given, so as in hyp.scratch-high.yaml: {keys}", path.display()));
+            }
+            return Ok(LoadedHyp { hyp, notes });
+        }
+        let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
+        let Some((name, text)) = EMBEDDED.iter().find(|(known, _)| *known == name) else {
+            let known = EMBEDDED.map(|(name, _)| name).join(", ");
+            let hint = Some(format!("embedded files are {known}"));
+            return Err(TrainError::Missing { what: "the hyper-parameter file", path: path.to_path_buf(), hint });
+        };
+        let (hyp, _) = Self::parse(name, text)?;
+        Ok(LoadedHyp { hyp, notes: vec![format!("hyper-parameters: {name} (embedded)")] })
+    }
+
+    /// Parses the text of a file; also returns the keys that it lacks and a user may expect. `file` is for messages.
+    ///
+    /// # Errors
+    /// Text that is not a YAML map of numbers, unknown keys, values outside of their range (NaN and infinity too).
+    pub fn parse(file: &str, text: &str) -> Result<(Self, Vec<&'static str>), TrainError> {
+        let given: BTreeMap<String, f64> =
+            serde_saphyr::from_str(text.trim_start_matches('\u{feff}')).map_err(|e| TrainError::HypFile {
+                file: file.to_owned(),
+                line: e.location().map(|l| l.line()).filter(|&l| l > 0),
+                message: e.to_string().lines().next().unwrap_or("not valid YAML").to_owned(),
+            })?;
+        let mut hyp = Self::default();
+        for (key, &value) in &given {
+            let Some(known) = KEYS.iter().find(|k| file_name(k.name) == key) else {
+                let nearest = nearest(key);
+                return Err(TrainError::HypKey { file: file.to_owned(), key: key.clone(), nearest });
+            };
+            if !known.range.holds(value) {
+                let (file, key, range) = (file.to_owned(), file_name(known.name), known.range.text());
+                return Err(TrainError::HypRange { file, key, value, range });
+            }
+            *(known.get)(&mut hyp) = value;
+        }
+        let optional = ["warmup_min_iterations", "nominal_batch", "obj", "obj_pw", "iou_t", "anchor_t"];
+        let absent = KEYS
+            .iter()
+            .map(|k| file_name(k.name))
+            .filter(|name| !given.contains_key(*name) && !optional.contains(name))
+            .collect();
+        Ok((hyp, absent))
+    }
+
+    /// The file that [`Hyp::parse`] reads back to the same values.
+    pub fn to_yaml(&self) -> String {
+        let mut copy = self.clone();
+        KEYS.iter().map(|k| format!("{}: {:?}\n", file_name(k.name), *(k.get)(&mut copy))).collect()
+    }
+
+    /// One line of all values that differ from `hyp.scratch-high.yaml`, for the log.
+    pub fn differences(&self) -> String {
+        let mut copy = self.clone();
+        let changed: Vec<String> = KEYS
+            .iter()
+            .filter_map(|k| {
+                let value = *(k.get)(&mut copy);
+                (value != k.default).then(|| format!("{}={value}", file_name(k.name)))
+            })
+            .collect();
+        changed.join(" ")
+    }
+}
+
+/// The key that was probably meant.
+fn nearest(key: &str) -> Option<&'static str> {
+    let distance = |known: &str| edit_distance(key.as_bytes(), known.as_bytes());
+    KEYS.iter().map(|k| file_name(k.name)).min_by_key(|k| distance(k)).filter(|k| distance(k) <= 3)
+}
+
+fn edit_distance(a: &[u8], b: &[u8]) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.iter().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let replace = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = replace.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}

@@ -1,0 +1,224 @@
+//! The graphs of a run: the training step and the evaluation, compiled for one batch and size each.
+
+use crate::TrainError;
+use detect::LossConfig;
+use detect::external::{self, LevelTensors, TargetTensors};
+use graph::{
+    Backend, CompileOptions, DType, Executor, GraphBuilder, Plan, PlanId, Precision, Recompute, Shape, TensorId,
+};
+use model::{Branches, BuildOptions, Heads, Mode, Model};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Momentum of running statistics.
+const BN_MOMENTUM: f64 = 0.03;
+
+/// Images, height and width of a plan's input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct InputShape {
+    pub images: usize,
+    pub height: usize,
+    pub width: usize,
+}
+
+/// Boxes of a batch as the loss takes them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct PackedTargets {
+    pub offsets: Vec<u32>,
+    pub classes: Vec<u32>,
+    /// Centre x, centre y, width, height as fractions.
+    pub boxes: Vec<f32>,
+}
+
+impl PackedTargets {
+    pub fn of(batch: &data::Batch) -> Self {
+        Self {
+            offsets: batch.offsets.iter().map(|&o| o as u32).collect(),
+            classes: batch.targets.iter().map(|t| t.class).collect(),
+            boxes: batch.targets.iter().flat_map(|t| t.xywh).collect(),
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.classes.len()
+    }
+}
+
+/// What a loss plan answers with.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct LossValues {
+    pub total: f64,
+    /// Box, class and DFL loss over all branches, gains in.
+    pub items: [f64; 3],
+}
+
+impl LossValues {
+    fn read(values: &[f32]) -> Self {
+        let at = |i: usize| values.get(i).map_or(f64::NAN, |&v| f64::from(v));
+        Self { total: at(0), items: [at(1), at(2), at(3)] }
+    }
+}
+
+/// The loss and its place in a plan.
+#[derive(Clone, Copy, Debug)]
+struct LossTensors {
+    values: TensorId,
+    targets: TargetTensors,
+    max_boxes: usize,
+}
+
+/// A compiled graph with the tensors that the host writes and reads.
+#[derive(Clone, Debug)]
+pub(crate) struct Compiled {
+    pub plan: Arc<Plan>,
+    image: TensorId,
+    loss: Option<LossTensors>,
+    predictions: Option<TensorId>,
+}
+
+/// A prepared graph.
+#[derive(Clone, Debug)]
+pub(crate) struct Prepared {
+    pub id: PlanId,
+    compiled: Compiled,
+}
+
+impl Prepared {
+    pub fn upload(&self, executor: &mut dyn Executor, pixels: &[u8], targets: Option<&PackedTargets>) -> Result<(), TrainError> {
+        executor.upload_u8(self.id, self.compiled.image, pixels)?;
+        if let (Some(loss), Some(targets)) = (&self.compiled.loss, targets) {
+            executor.upload_u32(self.id, loss.targets.offsets, &targets.offsets)?;
+            executor.upload_u32(self.id, loss.targets.classes, &targets.classes)?;
+            executor.upload_f32(self.id, loss.targets.boxes, &targets.boxes)?;
+        }
+        Ok(())
+    }
+
+    pub fn losses(&self, executor: &dyn Executor) -> Result<Option<LossValues>, TrainError> {
+        let Some(loss) = &self.compiled.loss else { return Ok(None) };
+        Ok(Some(LossValues::read(&executor.download(self.id, loss.values)?)))
+    }
+
+    /// (images, anchors, 4 + nc), row by row.
+    pub fn predictions(&self, executor: &dyn Executor) -> Result<Vec<f32>, TrainError> {
+        match self.compiled.predictions {
+            Some(id) => Ok(executor.download(self.id, id)?),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// Boxes that a batch of this plan may have.
+    pub fn max_boxes(&self) -> usize {
+        self.compiled.loss.map_or(usize::MAX, |l| l.max_boxes)
+    }
+}
+
+/// What distinguishes the graphs of one run.
+#[derive(Clone, Debug)]
+pub(crate) struct GraphSettings {
+    pub loss: Option<LossConfig>,
+    /// Decode the main branch.
+    pub decode: bool,
+    /// Backward pass; the layers of these prefixes are frozen.
+    pub training: Option<TrainingSettings>,
+}
+
+/// Settings of a training graph.
+#[derive(Clone, Debug)]
+pub(crate) struct TrainingSettings {
+    /// Starts of the names of frozen parameters.
+    pub frozen: Vec<String>,
+    pub recompute: Recompute,
+}
+
+/// Records and compiles a graph.
+pub(crate) fn compile(
+    model: &Model,
+    backend: &dyn Backend,
+    settings: &GraphSettings,
+    shape: InputShape,
+    max_boxes: usize,
+) -> Result<Compiled, TrainError> {
+    let mut b = GraphBuilder::new();
+    let image = b.input("image", Shape::new(shape.images, shape.height, shape.width, 3), DType::U8);
+    let x = b.normalize(image);
+    let mode = if settings.training.is_some() { Mode::Training } else { Mode::Folded };
+    let branches = if settings.loss.is_some() { Branches::All } else { Branches::Main };
+    let heads = model.build(&mut b, x, BuildOptions { mode, branches })?;
+    let levels = level_tensors(&heads);
+    let loss = settings.loss.as_ref().map(|config| {
+        let input_hw = (shape.height, shape.width);
+        let (values, targets) = external::loss(&mut b, config.clone(), &levels, max_boxes, input_hw);
+        LossTensors { values, targets, max_boxes: max_boxes.max(1) }
+    });
+    let predictions = match levels.last() {
+        Some(main) if settings.decode => Some(external::decode(&mut b, main, &model.strides, model.nc)),
+        _ => None,
+    };
+    let options = match &settings.training {
+        Some(training) => {
+            b.freeze(|name| training.frozen.iter().any(|f| name.starts_with(f.as_str())));
+            let guard = loss.map(|l| l.values);
+            let base = CompileOptions::inference(Precision::F32);
+            CompileOptions { training: true, guard, recompute: training.recompute, bn_momentum: BN_MOMENTUM, ..base }
+        }
+        None => CompileOptions::inference(Precision::F32),
+    };
+    let plan = Arc::new(graph::compile(b.finish(), backend, &options)?);
+    Ok(Compiled { plan, image, loss, predictions })
+}
+
+fn level_tensors(heads: &Heads) -> Vec<Vec<LevelTensors>> {
+    let level = |l: &model::HeadLevel| LevelTensors { boxes: l.boxes, classes: l.classes };
+    heads.branches.iter().map(|b| b.levels.iter().map(level).collect()).collect()
+}
+
+/// The loss that fits a model: auxiliary branches count a quarter.
+pub(crate) fn loss_config(model: &Model, hyp: &crate::hyp::Hyp) -> LossConfig {
+    let weights = if model.has_aux() { vec![0.25, 1.0] } else { vec![1.0] };
+    LossConfig {
+        strides: model.strides.clone(),
+        box_gain: hyp.box_gain,
+        cls_gain: hyp.cls,
+        dfl_gain: hyp.dfl,
+        cls_pw: hyp.cls_pw,
+        fl_gamma: hyp.fl_gamma,
+        ..LossConfig::new(model.nc, weights)
+    }
+}
+
+/// Prepared graphs by shape.
+///
+/// Batches of one run come in few shapes: the whole batch and the last short one, and with rectangles at most one
+/// a pair of sides that are multiples of 32. All share one arena, so a plan costs its list of ops and no more;
+/// none is dropped.
+#[derive(Debug, Default)]
+pub(crate) struct PlanCache {
+    plans: BTreeMap<InputShape, Prepared>,
+}
+
+impl PlanCache {
+    /// The plan of a shape with room for `boxes` boxes, made where there is none.
+    pub fn get(
+        &mut self,
+        executor: &mut dyn Executor,
+        model: &Model,
+        settings: &GraphSettings,
+        shape: InputShape,
+        boxes: usize,
+    ) -> Result<Prepared, TrainError> {
+        if let Some(plan) = self.plans.get(&shape).filter(|p| p.max_boxes() >= boxes) {
+            return Ok(plan.clone());
+        }
+        let compiled = compile(model, executor.backend(), settings, shape, boxes)?;
+        self.add(executor, shape, compiled)
+    }
+
+    /// Prepares a compiled graph.
+    pub fn add(&mut self, executor: &mut dyn Executor, shape: InputShape, compiled: Compiled) -> Result<Prepared, TrainError> {
+        let id = executor.prepare(Arc::clone(&compiled.plan))?;
+        let prepared = Prepared { id, compiled };
+        self.plans.insert(shape, prepared.clone());
+        Ok(prepared)
+    }
+}

@@ -1,0 +1,242 @@
+//! What must be settled before the first batch: options checked, a run resumed or begun, model and weights found.
+
+use crate::checkpoint::{self, Checkpoint};
+use crate::hyp::Hyp;
+use crate::image_set;
+use crate::schedule::Decay;
+use crate::{Observer, Resume, TrainError, TrainOptions};
+use data::Dataset;
+use model::{Model, NamedTensors};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+/// Smallest side of the network input.
+const MIN_SIZE: usize = 64;
+/// Options that may change when a run goes on: they do not change what is computed, or only how far.
+const CHANGEABLE: [&str; 12] = [
+    "epochs", "workers", "device", "cache", "patience", "noval", "nosave", "noplots", "save_period", "data",
+    "memory_budget", "resume",
+];
+
+/// Options with the checkpoint that they go on from.
+pub(crate) struct Settled {
+    pub options: TrainOptions,
+    pub hyp: Hyp,
+    pub resumed: Option<(PathBuf, Box<Checkpoint>)>,
+}
+
+/// Checks options and finds the run to go on with.
+pub(crate) fn settle(wish: &TrainOptions, observer: &mut dyn Observer) -> Result<Settled, TrainError> {
+    let Some(resume) = &wish.resume else {
+        check(wish)?;
+        let loaded = Hyp::load(&wish.hyp)?;
+        loaded.notes.iter().for_each(|note| observer.info(note));
+        return Ok(Settled { options: wish.clone(), hyp: loaded.hyp, resumed: None });
+    };
+    let path = match resume {
+        Resume::Newest => checkpoint::newest_last(Path::new("runs"))?,
+        Resume::From(path) => checkpoint::checkpoint_of(path),
+    };
+    let saved = checkpoint::load_last(&path)?;
+    let options = merge(&path, wish, &saved.state.options, observer)?;
+    check(&options)?;
+    let done = saved.state.epoch;
+    if done >= options.epochs {
+        return Err(TrainError::Resume {
+            path,
+            message: format!("all {done} epochs of it are done"),
+            hint: Some(format!("to train on, ask for more: --epochs {}", done + 10)),
+        });
+    }
+    let place = if saved.state.batch > 0 { format!(", batch {}", saved.state.batch) } else { String::new() };
+    observer.info(&format!("resuming {} at epoch {done} of {}{place}", path.display(), options.epochs));
+    Ok(Settled { options, hyp: saved.state.hyp.clone(), resumed: Some((path, Box::new(saved))) })
+}
+
+/// The saved options with those wishes that a run can follow.
+///
+/// A wish that cannot be followed is refused: silence would train something else than was asked for.
+fn merge(
+    path: &Path,
+    wish: &TrainOptions,
+    saved: &TrainOptions,
+    observer: &mut dyn Observer,
+) -> Result<TrainOptions, TrainError> {
+    let broken = |e: serde_json::Error| TrainError::Resume {
+        path: path.to_path_buf(),
+        message: format!("its options cannot be compared: {e}"),
+        hint: None,
+    };
+    let map = |options: &TrainOptions| match serde_json::to_value(options) {
+        Ok(Value::Object(map)) => Ok(map),
+        Ok(_) => Ok(serde_json::Map::new()),
+        Err(e) => Err(broken(e)),
+    };
+    let (wished, default, mut merged) = (map(wish)?, map(&TrainOptions::default())?, map(saved)?);
+    let given: Vec<String> = wish.given.iter().map(|name| key_of(name)).collect();
+    let mut changed = Vec::new();
+    for (key, value) in &wished {
+        let asked = if given.is_empty() { default.get(key) != Some(value) } else { given.contains(key) };
+        let old = merged.get(key).cloned().unwrap_or(Value::Null);
+        if !asked || old == *value || key == "resume" {
+            continue;
+        }
+        let run_folder = ["project", "name", "exist_ok"].contains(&key.as_str());
+        if run_folder {
+            observer.warn(&format!("--{} is left aside: the run goes on in its own folder", flag_of(key)));
+        } else if CHANGEABLE.contains(&key.as_str()) {
+            changed.push(format!("--{} {old} -> {value}", flag_of(key)));
+            merged.insert(key.clone(), value.clone());
+        } else {
+            return Err(TrainError::Resume {
+                path: path.to_path_buf(),
+                message: format!("--{} {value} was asked for, but the run has {old}", flag_of(key)),
+                hint: Some("leave the flag out, or start a new run from its weights with --weights".to_owned()),
+            });
+        }
+    }
+    if !changed.is_empty() {
+        observer.info(&format!("changed for the rest of the run: {}", changed.join(", ")));
+    }
+    merged.insert("resume".to_owned(), Value::Null);
+    serde_json::from_value(Value::Object(merged)).map_err(broken)
+}
+
+/// The key of a flag's long name.
+fn key_of(flag: &str) -> String {
+    match flag.trim_start_matches('-') {
+        "batch" | "batch-size" => "batch_size".to_owned(),
+        "img" | "img-size" | "imgsz" => "imgsz".to_owned(),
+        other => other.replace('-', "_"),
+    }
+}
+
+fn flag_of(key: &str) -> String {
+    match key {
+        "batch_size" => "batch".to_owned(),
+        "imgsz" => "img".to_owned(),
+        other => other.replace('_', "-"),
+    }
+}
+
+fn check(options: &TrainOptions) -> Result<(), TrainError> {
+    let refuse = |flag, message: String, hint: Option<&str>| TrainError::option(flag, message, hint);
+    if options.epochs == 0 {
+        return Err(refuse("epochs", "must be at least 1".to_owned(), None));
+    }
+    if options.batch_size == -1 {
+        let message = "-1 asks for the largest batch that fits a GPU's memory; this run is on the CPU";
+        return Err(refuse("batch", message.to_owned(), Some("give a number, such as --batch 16")));
+    }
+    if !(1..=65_536).contains(&options.batch_size) {
+        return Err(refuse("batch", format!("{} must be between 1 and 65536", options.batch_size), None));
+    }
+    if !(1..=16_384).contains(&options.imgsz) {
+        return Err(refuse("img", format!("{} must be between 1 and 16384", options.imgsz), None));
+    }
+    if options.multi_scale {
+        return Err(refuse("multi-scale", "training with changing sizes is not there yet".into(), Some("leave the flag out")));
+    }
+    if [options.cos_lr, options.flat_cos_lr, options.fixed_lr].iter().filter(|&&x| x).count() > 1 {
+        return Err(refuse("cos-lr", "only one of --cos-lr, --flat-cos-lr and --fixed-lr can be obeyed".into(), None));
+    }
+    Ok(())
+}
+
+/// How the learning rate falls.
+pub(crate) fn decay_of(options: &TrainOptions) -> Decay {
+    match (options.cos_lr, options.flat_cos_lr, options.fixed_lr) {
+        (true, _, _) => Decay::Cosine,
+        (_, true, _) => Decay::FlatCosine,
+        (_, _, true) => Decay::Fixed,
+        _ => Decay::Linear,
+    }
+}
+
+/// A side of the network input: a multiple of `stride`, rounded up, at least 64. Tells when it differs.
+pub(crate) fn round_size(size: usize, stride: usize, observer: &mut dyn Observer) -> usize {
+    let rounded = size.max(1).div_ceil(stride.max(1)).saturating_mul(stride).max(MIN_SIZE.next_multiple_of(stride));
+    if rounded != size {
+        observer.warn(&format!("--img {size} must be a multiple of {stride} of at least {MIN_SIZE}: {rounded} is used"));
+    }
+    rounded
+}
+
+/// Starts of the names of frozen parameters: one number freezes that many layers, several name layers.
+pub(crate) fn frozen_prefixes(freeze: &[usize], model: &Model) -> Result<Vec<String>, TrainError> {
+    let layers: Vec<usize> = match freeze {
+        [] => Vec::new(),
+        [first] => (0..*first).collect(),
+        several => several.to_vec(),
+    };
+    let count = model.layers.len();
+    if let Some(beyond) = layers.iter().find(|&&l| l >= count) {
+        return Err(TrainError::option("freeze", format!("layer {beyond} of {count} does not exist"), None));
+    }
+    if (0..count).all(|l| layers.contains(&l)) {
+        return Err(TrainError::option("freeze", "all layers are frozen: nothing is left to train", None));
+    }
+    Ok(layers.iter().map(|l| format!("model.{l}.")).collect())
+}
+
+/// Class names that the model is trained for.
+pub(crate) fn class_names(dataset: &Dataset, single_cls: bool) -> Vec<String> {
+    if single_cls && dataset.nc() != 1 { vec!["item".to_owned()] } else { dataset.names.clone() }
+}
+
+/// The model and the weights that a new run starts with, and a line about where they come from.
+pub(crate) fn begin(
+    options: &TrainOptions,
+    nc: usize,
+    observer: &mut dyn Observer,
+) -> Result<(Model, NamedTensors, String), TrainError> {
+    let weights = match &options.weights {
+        Some(path) => Some((path, checkpoint::load_weights(path)?)),
+        None => None,
+    };
+    let model = match (&options.cfg, &weights) {
+        (Some(cfg), _) => Model::load(&cfg.to_string_lossy(), Some(nc))?,
+        (None, Some((path, weights))) => {
+            let meta = weights.meta.as_ref().ok_or_else(|| TrainError::Checkpoint {
+                path: path.to_path_buf(),
+                message: "it does not say which model it belongs to; name one with --cfg".to_owned(),
+            })?;
+            Model::from_yaml(&meta.model, model::Source::Text(path.display().to_string()), meta.yaml.clone(), Some(nc))?
+        }
+        (None, None) => {
+            let hint = Some("for instance --cfg yolov9-s.yaml to start from scratch, or --weights FILE to go on from one");
+            return Err(TrainError::option("cfg", "neither a model nor weights are given", hint));
+        }
+    };
+    let mut tensors = model::init(&model, options.seed)?;
+    let Some((path, weights)) = weights else {
+        return Ok((model, tensors, format!("random weights, seed {}", options.seed)));
+    };
+    if weights.meta.as_ref().is_some_and(|m| m.folded) {
+        let message = "its batch norms are folded: such weights can be run but not trained".to_owned();
+        return Err(TrainError::Checkpoint { path: path.clone(), message });
+    }
+    let report = tensors.transfer_from(&weights.tensors);
+    observer.info(&format!("{}: {report}", path.display()));
+    if report.transferred == 0 {
+        observer.warn(&format!("{}: nothing fits {}: training starts from random weights", path.display(), model.name));
+    }
+    Ok((model, tensors, format!("{} of {} tensors from {}", report.transferred, report.total, path.display())))
+}
+
+/// Refuses to go on with other images than the run began with.
+pub(crate) fn check_same_images(path: &Path, saved: &Checkpoint, samples: &[data::Sample]) -> Result<(), TrainError> {
+    let digest = image_set::digest(samples);
+    if saved.state.digest == digest {
+        return Ok(());
+    }
+    Err(TrainError::Resume {
+        path: path.to_path_buf(),
+        message: format!(
+            "the training part has changed since it began ({} images then, {} now): it would not be the same run",
+            saved.state.images,
+            samples.len()
+        ),
+        hint: Some("start a new run from its weights with --weights".to_owned()),
+    })
+}

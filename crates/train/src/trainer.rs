@@ -1,0 +1,481 @@
+//! The training run: epochs of steps, validation, checkpoints, and the run's folder.
+
+use crate::checkpoint::{self, RunState, RunTensors};
+use crate::device::Device;
+use crate::evaluate::{EvalSettings, Evaluation, Evaluator, evaluate};
+use crate::image_set::{self, ScanWish, loader_options};
+use crate::plans::{GraphSettings, InputShape, TrainingSettings, loss_config};
+use crate::schedule::{Iteration, Schedule};
+use crate::setup::{self, Settled};
+use crate::step::Stepper;
+use crate::summary::{TrainEnd, TrainSummary};
+use crate::table::table;
+use crate::work::{self, Work, WorkSettings};
+use crate::{Observer, Progress, TrainError, TrainOptions, TrainProgress, pictures};
+use data::{Batch, ImagePool, Loader, Purpose, Split};
+use graph::{Category, Level, Recompute};
+use model::{Model, NamedTensors};
+use report::results_csv::{EpochResults, ResultsCsv};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Training batches that are drawn.
+const DRAWN_BATCHES: usize = 3;
+/// Validation during training.
+const VAL_CONF: f64 = 0.001;
+const VAL_IOU: f64 = 0.7;
+const VAL_MAX_DET: usize = 300;
+
+/// Trains a model.
+///
+/// # Errors
+/// Everything that is wrong with options and files, before the first batch; a full disk; numbers that leave
+/// the numbers. See [`TrainError`].
+pub fn run(options: &TrainOptions, observer: &mut dyn Observer) -> Result<TrainSummary, TrainError> {
+    let device = Device::choose(&options.device, observer)?;
+    let settled = setup::settle(options, observer)?;
+    let mut run = Run::prepare(device, settled, observer)?;
+    run.train(observer)
+}
+
+/// A run that is ready for its next batch.
+struct Run {
+    model: Arc<Model>,
+    names: Vec<String>,
+    state: RunState,
+    schedule: Schedule,
+    stepper: Stepper,
+    work: WorkSettings,
+    pool: Arc<ImagePool>,
+    validation: Option<Validation>,
+    folder: PathBuf,
+    csv: ResultsCsv,
+    pictures: Vec<PathBuf>,
+}
+
+struct Validation {
+    evaluator: Evaluator,
+    pool: Arc<ImagePool>,
+    settings: EvalSettings,
+}
+
+/// How an epoch ended.
+enum EpochEnd {
+    Done(Iteration),
+    Interrupted,
+}
+
+impl Run {
+    fn prepare(device: Device, settled: Settled, observer: &mut dyn Observer) -> Result<Self, TrainError> {
+        let Settled { options, hyp, resumed } = settled;
+        let dataset = image_set::load_dataset(&options.data, observer)?;
+        let names = setup::class_names(&dataset, options.single_cls);
+        let (model, start) = match &resumed {
+            Some((_, saved)) => (saved.meta.model()?, None),
+            None => {
+                let (model, tensors, origin) = setup::begin(&options, names.len(), observer)?;
+                (model, Some((tensors, origin)))
+            }
+        };
+        let model = Arc::new(model);
+        if let Some((path, saved)) = &resumed
+            && saved.meta.names != names
+        {
+            return Err(TrainError::Resume {
+                path: path.clone(),
+                message: format!("{} has other classes than the run", options.data.display()),
+                hint: None,
+            });
+        }
+        let frozen = setup::frozen_prefixes(&options.freeze, &model)?;
+        let size = setup::round_size(options.imgsz, model.size_multiple(), observer);
+
+        let wish = |split, for_training| ScanWish {
+            split,
+            for_training,
+            single_cls: options.single_cls,
+            min_items: options.min_items,
+        };
+        let (samples, _) = image_set::scan(&dataset, wish(Split::Train, true), observer)?;
+        image_set::tell_labels(&samples, &names, observer);
+        if let Some((path, saved)) = &resumed {
+            setup::check_same_images(path, saved, &samples)?;
+        }
+        let asked = usize::try_from(options.batch_size).unwrap_or(1);
+        let batch = asked.min(samples.len());
+        if batch < asked {
+            observer.warn(&format!("--batch {asked} is more than the {batch} training images: {batch} is used"));
+        }
+        let val_samples = if dataset.has(Split::Val) || !options.noval {
+            let (val, _) = image_set::scan(&dataset, wish(Split::Val, false), observer)?;
+            let shared = data::scan::shared_images(&samples, &val);
+            if !shared.is_empty() {
+                observer.warn(&format!(
+                    "{} of {} validation images are training images too, such as {}: metrics will look too good",
+                    shared.len(),
+                    val.len(),
+                    shared[0].display()
+                ));
+            }
+            Some(val)
+        } else {
+            None
+        };
+
+        let config = work::augment_config(&hyp);
+        let max_boxes = work::max_boxes(&samples, &config, options.rect, batch);
+        let work = WorkSettings {
+            samples: Arc::clone(&samples),
+            config,
+            size,
+            stride: model.size_multiple(),
+            batch,
+            seed: options.seed,
+            epochs: options.epochs,
+            close_mosaic: options.close_mosaic,
+            rect: options.rect,
+        };
+        let schedule = Schedule::new(&hyp, setup::decay_of(&options), options.epochs, work.batches(), batch);
+        let recompute = options.memory_budget.map_or(Recompute::Level(Level::KeepAll), Recompute::Budget);
+        let loss = loss_config(&model, &hyp);
+        let graph = GraphSettings {
+            loss: Some(loss.clone()),
+            decode: false,
+            training: Some(TrainingSettings { frozen, recompute }),
+        };
+        let shape = InputShape { images: batch, height: size, width: size };
+        let mut stepper = Stepper::new(device, Arc::clone(&model), graph, shape, max_boxes, options.optimizer)?;
+        tell_plan(&model, &stepper, size, observer)?;
+
+        let folder;
+        let (state, tensors) = match (resumed, start) {
+            (Some((path, saved)), _) => {
+                folder = folder_of(&path);
+                let saved = *saved;
+                (RunState { options: options.clone(), ..saved.state }, saved.tensors)
+            }
+            (None, start) => {
+                folder = report::run_folder::create_run_folder(&options.project, &options.name, options.exist_ok)?;
+                let (tensors, origin) = start.unwrap_or_else(|| (NamedTensors::new(), String::new()));
+                let digest = image_set::digest(&samples);
+                let saved = TrainOptions { resume: None, ..options.clone() };
+                let state = RunState::new(saved, hyp.clone(), samples.len(), digest, origin);
+                (state, RunTensors { ema: tensors.clone(), raw: tensors, states: Vec::new(), gradients: None })
+            }
+        };
+        stepper.load(&tensors)?;
+        let weights = folder.join("weights");
+        std::fs::create_dir_all(&weights).map_err(TrainError::io("create", &weights))?;
+        report::atomic::write_bytes_atomic(&folder.join("hyp.yaml"), hyp.to_yaml().as_bytes())?;
+        let text = serde_saphyr::to_string(&state.options).unwrap_or_default();
+        report::atomic::write_bytes_atomic(&folder.join("opt.yaml"), text.as_bytes())?;
+        let csv_path = folder.join("results.csv");
+        let csv = match state.epoch {
+            0 => ResultsCsv::create(&csv_path, &[])?,
+            next => ResultsCsv::resume(&csv_path, &[], next)?,
+        };
+
+        let pool = image_set::pool(samples, size, Purpose::Train, options.cache, observer);
+        let validation = val_samples.map(|val| Validation {
+            evaluator: Evaluator::new(device, Arc::clone(&model), Some(loss)),
+            pool: image_set::pool(val, size, Purpose::Validate, options.cache, observer),
+            settings: EvalSettings {
+                batch: 2 * batch,
+                size,
+                rect: true,
+                workers: options.workers,
+                single_cls: options.single_cls,
+                nms: EvalSettings::nms(VAL_CONF, VAL_IOU, VAL_MAX_DET, options.single_cls),
+                keep_pictures: false,
+            },
+        });
+        Ok(Self { model, names, state, schedule, stepper, work, pool, validation, folder, csv, pictures: Vec::new() })
+    }
+
+    fn train(&mut self, observer: &mut dyn Observer) -> Result<TrainSummary, TrainError> {
+        let epochs = self.work.epochs;
+        observer.info(&format!(
+            "{} images in {} batches of {}, {} epochs, {}; results in {}",
+            self.work.samples.len(),
+            self.work.batches(),
+            self.work.batch,
+            epochs,
+            self.state.options.optimizer.name(),
+            self.folder.display()
+        ));
+        let work = Work::new(self.work.clone(), self.state.epoch, self.state.batch)?;
+        let mut loader = Loader::new(Arc::clone(&self.pool), work, loader_options(self.state.options.workers))?;
+        observer.info(&report::tables::training_header());
+        while self.state.epoch < epochs {
+            let epoch = self.state.epoch;
+            if self.work.close_mosaic > 0 && epoch + self.work.close_mosaic == epochs && self.state.batch == 0 {
+                observer.info(&format!("closing mosaic for the last {} epochs", self.work.close_mosaic));
+            }
+            let last_epoch = epoch + 1 == epochs;
+            let EpochEnd::Done(at) = self.epoch(&mut loader, last_epoch, observer)? else {
+                return self.interrupted();
+            };
+            let validates = !self.state.options.noval || last_epoch;
+            let (tensors, evaluation) = match self.validate(validates, observer)? {
+                Some(found) => found,
+                None => return self.interrupted(),
+            };
+            if self.close_epoch(&at, tensors, evaluation, observer)? {
+                return self.finish(TrainEnd::EarlyStop, observer);
+            }
+        }
+        self.finish(TrainEnd::Finished, observer)
+    }
+
+    /// The batches of the epoch under way.
+    fn epoch(
+        &mut self,
+        loader: &mut Loader<Work>,
+        last_epoch: bool,
+        observer: &mut dyn Observer,
+    ) -> Result<EpochEnd, TrainError> {
+        let total = self.work.batches();
+        let epoch = self.state.epoch;
+        let first = self.state.batch;
+        let start = Instant::now();
+        let mut images = 0;
+        let mut at = self.schedule.at(epoch * total + total - 1);
+        while self.state.batch < total {
+            let batch = loader.next().ok_or_else(|| data::DataError::LoaderStopped { reason: "no batch is left".into() })??;
+            for problem in &batch.failures {
+                observer.warn(&format!("{problem}; its place stays grey"));
+            }
+            let iteration = epoch * total + self.state.batch;
+            at = self.schedule.at(iteration);
+            self.draw(iteration, &batch)?;
+            self.step(&batch, &at)?;
+            self.state.batch += 1;
+            if last_epoch && self.state.batch == total && self.state.accumulator.flush() {
+                // The last part of an accumulation is not lost with the end of the run.
+                self.commit(&at)?;
+            }
+            images += batch.images.len();
+            let done = self.state.batch;
+            let elapsed = start.elapsed();
+            observer.progress(&Progress::Train(TrainProgress {
+                epoch,
+                epochs: self.work.epochs,
+                done,
+                total,
+                losses: self.state.loss_sums.map(|sum| sum / done as f64),
+                instances: batch.targets.len(),
+                image_size: self.work.size,
+                memory: self.stepper.memory_bytes(),
+                images_per_second: images as f64 / elapsed.as_secs_f64().max(1e-9),
+                eta: elapsed.mul_f64((total - done) as f64 / (done - first) as f64),
+            }));
+            if observer.should_stop() {
+                return Ok(EpochEnd::Interrupted);
+            }
+        }
+        Ok(EpochEnd::Done(at))
+    }
+
+    fn step(&mut self, batch: &Batch, at: &Iteration) -> Result<(), TrainError> {
+        let losses = self.stepper.run(batch)?;
+        let named = ["box loss", "class loss", "DFL loss"].into_iter().zip(losses.items);
+        for (term, value) in named.chain([("total loss", losses.total)]) {
+            if !value.is_finite() {
+                return Err(self.not_finite(term));
+            }
+        }
+        self.state.loss_sums.iter_mut().zip(losses.items).for_each(|(sum, item)| *sum += item);
+        if self.state.accumulator.advance(at.accumulate) {
+            self.commit(at)?;
+        }
+        Ok(())
+    }
+
+    fn commit(&mut self, at: &Iteration) -> Result<(), TrainError> {
+        let updates = self.state.updates + 1;
+        let report = self.stepper.commit(at, self.state.hyp.momentum, self.schedule.weight_decay, updates)?;
+        if !report.applied {
+            return Err(self.not_finite("the gradient"));
+        }
+        self.state.updates = updates;
+        Ok(())
+    }
+
+    fn not_finite(&self, term: &str) -> TrainError {
+        let last = self.last();
+        TrainError::NotFinite {
+            epoch: self.state.epoch,
+            batch: self.state.batch,
+            term: term.to_owned(),
+            kept: last.is_file().then_some(last),
+        }
+    }
+
+    /// Averaged weights and, where asked for, what they are worth. `None` where the observer asked to stop.
+    fn validate(
+        &mut self,
+        wanted: bool,
+        observer: &mut dyn Observer,
+    ) -> Result<Option<(RunTensors, Option<Evaluation>)>, TrainError> {
+        let tensors = self.tensors()?;
+        let Some(validation) = self.validation.as_mut().filter(|_| wanted) else { return Ok(Some((tensors, None))) };
+        validation.evaluator.set_training_weights(&tensors.ema)?;
+        let found =
+            evaluate(&mut validation.evaluator, &validation.pool, &self.names, &validation.settings, observer)?;
+        Ok(found.map(|evaluation| (tensors, Some(evaluation))))
+    }
+
+    /// Results, checkpoints and early stopping; `true` where the run stops.
+    fn close_epoch(
+        &mut self,
+        at: &Iteration,
+        tensors: RunTensors,
+        evaluation: Option<Evaluation>,
+        observer: &mut dyn Observer,
+    ) -> Result<bool, TrainError> {
+        let epoch = self.state.epoch;
+        let train_losses = self.state.loss_sums.map(|sum| sum / self.work.batches() as f64);
+        let metrics = evaluation.as_ref().map(|e| e.metrics).unwrap_or_default();
+        self.csv.append(&EpochResults {
+            epoch,
+            train_losses,
+            precision: metrics.precision,
+            recall: metrics.recall,
+            map50: metrics.map50,
+            map50_95: metrics.map50_95,
+            val_losses: metrics.losses,
+            learning_rates: at.lr,
+            extra: Vec::new(),
+        })?;
+        let mut improved = false;
+        if let Some(evaluation) = &evaluation {
+            table(evaluation, false).iter().for_each(|line| observer.info(line));
+            improved = self.state.stopping.note(epoch, evaluation.fitness);
+            if improved {
+                self.state.best = Some(evaluation.metrics);
+            }
+        }
+        let patience = self.state.options.patience;
+        let stops = evaluation.is_some() && self.state.stopping.stops(epoch, patience);
+        (self.state.epoch, self.state.batch, self.state.loss_sums) = (epoch + 1, 0, [0.0; 3]);
+        let ends = stops || self.state.epoch == self.work.epochs;
+        if !self.state.options.nosave || ends {
+            // The best first: were the run killed in between, the older last would do this epoch again.
+            if improved {
+                checkpoint::save_weights(&self.best(), &self.model, &self.names, &self.state, &tensors.ema)?;
+            }
+            checkpoint::save_last(&self.last(), &self.model, &self.names, &self.state, &tensors)?;
+            let period = usize::try_from(self.state.options.save_period).unwrap_or(0);
+            if period > 0 && epoch % period == 0 {
+                let path = self.folder.join("weights").join(format!("epoch{epoch}.safetensors"));
+                checkpoint::save_weights(&path, &self.model, &self.names, &self.state, &tensors.ema)?;
+            }
+        }
+        if stops {
+            observer.info(&format!(
+                "stopped: no improvement in the last {patience} epochs, best was epoch {}; --patience 0 never stops",
+                self.state.stopping.best_epoch
+            ));
+        }
+        Ok(stops)
+    }
+
+    fn interrupted(&mut self) -> Result<TrainSummary, TrainError> {
+        let tensors = self.tensors()?;
+        checkpoint::save_last(&self.last(), &self.model, &self.names, &self.state, &tensors)?;
+        Ok(self.summary(TrainEnd::Interrupted))
+    }
+
+    /// The best weights once more, with the table of classes and pictures.
+    fn finish(&mut self, end: TrainEnd, observer: &mut dyn Observer) -> Result<TrainSummary, TrainError> {
+        if self.validation.is_some() && !observer.should_stop() {
+            let best = self.best();
+            let ema = if best.is_file() { checkpoint::load_weights(&best)?.tensors } else { self.tensors()?.ema };
+            let drawn = !self.state.options.noplots;
+            if let Some(validation) = &mut self.validation {
+                observer.info(&format!("validating {}", if best.is_file() { best.display().to_string() } else { "the last weights".into() }));
+                validation.evaluator.set_training_weights(&ema)?;
+                let settings = EvalSettings { keep_pictures: drawn, ..validation.settings.clone() };
+                let found = evaluate(&mut validation.evaluator, &validation.pool, &self.names, &settings, observer)?;
+                if let Some(evaluation) = found {
+                    table(&evaluation, true).iter().for_each(|line| observer.info(line));
+                    self.state.best = Some(evaluation.metrics);
+                    if drawn {
+                        self.pictures.extend(pictures::draw_validation(&self.folder, &evaluation.drawn, &self.names)?);
+                    }
+                }
+            }
+        }
+        Ok(self.summary(end))
+    }
+
+    fn summary(&self, end: TrainEnd) -> TrainSummary {
+        let there = |path: PathBuf| Some(path).filter(|p| p.is_file());
+        TrainSummary {
+            folder: self.folder.clone(),
+            last: there(self.last()),
+            best: there(self.best()),
+            epochs: self.state.epoch,
+            end,
+            metrics: self.state.best,
+            pictures: self.pictures.clone(),
+        }
+    }
+
+    fn draw(&mut self, iteration: usize, batch: &Batch) -> Result<(), TrainError> {
+        if iteration < DRAWN_BATCHES && !self.state.options.noplots {
+            let path = self.folder.join(format!("train_batch{iteration}.jpg"));
+            pictures::draw_labels(&path, batch, &self.names)?;
+            self.pictures.push(path);
+        }
+        Ok(())
+    }
+
+    fn tensors(&self) -> Result<RunTensors, TrainError> {
+        let batches = self.state.epoch * self.work.batches() + self.state.batch;
+        self.stepper.tensors(self.state.accumulator.pending > 0, batches as u64)
+    }
+
+    fn last(&self) -> PathBuf {
+        self.folder.join("weights").join("last.safetensors")
+    }
+
+    fn best(&self) -> PathBuf {
+        self.folder.join("weights").join("best.safetensors")
+    }
+}
+
+/// The run's folder of a checkpoint in its `weights` folder.
+fn folder_of(checkpoint: &Path) -> PathBuf {
+    let inside = checkpoint.parent().unwrap_or(Path::new("."));
+    match (inside.file_name().is_some_and(|n| n == "weights"), inside.parent()) {
+        (true, Some(folder)) => folder.to_path_buf(),
+        _ => inside.to_path_buf(),
+    }
+}
+
+/// Size of the model and what a step takes.
+fn tell_plan(model: &Model, stepper: &Stepper, size: usize, observer: &mut dyn Observer) -> Result<(), TrainError> {
+    let info = model.info(size, size)?;
+    observer.info(&format!(
+        "{}: {} classes, {} parameters in training, {} as deployed ({:.1} GFLOPs at {size}x{size})",
+        model.name,
+        model.nc,
+        info.training.parameters,
+        info.main_folded.parameters,
+        info.main_folded.gflops()
+    ));
+    let mebi = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    let memory = &stepper.memory;
+    observer.info(&format!(
+        "memory of a step: {:.1} MiB of arena (activations kept {:.1}, gradients {:.1}, workspace {:.1} before sharing), \
+         {:.1} MiB of weights, gradients, optimiser state and averages",
+        mebi(memory.arena),
+        mebi(memory.activation_bytes()),
+        mebi(memory.total_of(Category::Gradient)),
+        mebi(memory.at_peak.iter().find(|c| c.0 == Category::Workspace).map_or(0, |c| c.1)),
+        mebi(stepper.flat_bytes())
+    ));
+    Ok(())
+}

@@ -184,7 +184,7 @@ impl Model {
     /// Refuses pictures that the strides do not divide.
     pub fn check_size(&self, height: usize, width: usize) -> Result<()> {
         let multiple = self.size_multiple();
-        if height > 0 && width > 0 && height % multiple == 0 && width % multiple == 0 {
+        if height > 0 && width > 0 && height.is_multiple_of(multiple) && width.is_multiple_of(multiple) {
             return Ok(());
         }
         let up = |side: usize| side.max(1).div_ceil(multiple).saturating_mul(multiple);

@@ -63,6 +63,9 @@ pub(crate) struct Description {
     pub rows: Vec<Row>,
 }
 
+/// `[from, repeats, module, args]` with its place in the file.
+type RawRow = Spanned<(From, i64, String, Vec<Arg>)>;
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
@@ -72,8 +75,8 @@ struct File {
     anchors: Option<Arg>,
     activation: Option<String>,
     ch: Option<i64>,
-    backbone: Vec<Spanned<(From, i64, String, Vec<Arg>)>>,
-    head: Vec<Spanned<(From, i64, String, Vec<Arg>)>>,
+    backbone: Vec<RawRow>,
+    head: Vec<RawRow>,
 }
 
 impl Description {
@@ -83,7 +86,7 @@ impl Description {
         if text.len() as u64 > MAX_YAML_BYTES {
             return Err(error(format!("longer than {MAX_YAML_BYTES} bytes, this is no model description")));
         }
-        let parsed: File = serde_saphyr::from_str(text).map_err(|e| error(e.to_string()))?;
+        let parsed: File = serde_saphyr::from_str(text).map_err(|e| error(parser_message(&e)))?;
         let nc = match nc {
             Some(nc) => nc,
             None => {
@@ -136,7 +139,7 @@ impl Description {
 }
 
 impl Row {
-    fn from_spanned(row: Spanned<(From, i64, String, Vec<Arg>)>) -> Self {
+    fn from_spanned(row: RawRow) -> Self {
         let line = row.referenced.line();
         let (from, repeats, module, args) = row.value;
         let from = match from {
@@ -146,6 +149,12 @@ impl Row {
         let module = module.strip_prefix("nn.").unwrap_or(&module).to_owned();
         Self { from, repeats, module, args, line }
     }
+}
+
+/// The parser's message, which shows the lines, without its own heading.
+fn parser_message(error: &serde_saphyr::Error) -> String {
+    let text = error.to_string();
+    text.strip_prefix("error: ").unwrap_or(&text).trim_end().to_owned()
 }
 
 fn anchors(arg: Option<Arg>) -> std::result::Result<usize, String> {

@@ -103,14 +103,22 @@ fn hostile_sizes_are_refused_before_anything_is_built() {
     row_error("[-1, 1000, Conv, [32]]", &["1000 repeats"]);
     row_error("[-1, 1, RepNCSPELAN4, [32, 32, 16, 100000]]", &["4096 blocks"]);
     row_error("[-1, 1, Conv, [8, 3, 100]]", &["stride"]);
+    row_error("[-1, 1, Conv, [8, 3, 3]]", &["power of two"]);
     row_error("[-1, 128, Conv, [32, 3, 2]]", &["stride 2048"]);
     row_error("[-9223372036854775808, 1, Conv, [32]]", &["reads row"]);
     let rows = "  - [-1, 120, RepNCSP, [32, 120]]\n".repeat(20);
     assert!(message(with_row("", &rows)).contains("4096 blocks"));
     let rows = "  - [-1, 1, Silence, []]\n".repeat(600);
     assert!(message(with_row("", &rows)).contains("512"));
-    let anchors = "a: &a [1, 1]\nb: &b [*a, *a, *a, *a, *a, *a, *a, *a, *a]\n";
-    assert!(parse(&format!("{anchors}{}", "#".repeat(2 << 20))).is_err());
+    // Each level repeats the one before nine times: 9^9 numbers from 400 bytes.
+    let mut bomb = String::from("nc: 1\nanchors:\n  - &a0 [1, 1]\n");
+    for level in 1..=9 {
+        let alias = vec![format!("*a{}", level - 1); 9].join(", ");
+        bomb.push_str(&format!("  - &a{level} [{alias}]\n"));
+    }
+    let error = message(parse(&format!("{bomb}backbone: []\nhead: []\n")));
+    assert!(error.starts_with("test.yaml: line") && error.contains("budget"), "{error}");
+    assert!(message(parse(&"#".repeat(2 << 20))).contains("longer than"));
     let wide = with_row("width_multiple: 64.0\n", "  - [-1, 1, Conv, [60000]]\n");
     assert!(message(wide).contains("after scaling"));
     let text = format!("nc: 1\nbackbone: {}\nhead: []\n", "[".repeat(100_000));

@@ -172,3 +172,16 @@ fn layers_end_in_a_boundary_except_the_stem() {
         assert_eq!(kept[layer.index], want, "layer {} {}", layer.index, layer.module);
     }
 }
+
+#[test]
+fn the_table_shows_rows_sums_and_marks_the_auxiliary_branch() {
+    let info = Model::load("yolov9-t", None).unwrap().info(640, 640).unwrap();
+    let table = info.table();
+    let line =
+        |start: &str| table.lines().find(|l| l.trim_start().starts_with(start)).unwrap_or_else(|| panic!("{table}"));
+    assert!(line("21 ").contains("RepNCSPELAN4") && line("21 ").contains("266624"), "{table}");
+    assert!(line("22a").contains("SPPELAN") && line("11 ").contains("[-1, 6]"), "{table}");
+    assert!(line("folded, main branch only").contains("2407632 parameters     9.8 GFLOPs"), "{table}");
+    let single = Model::load("gelan-t", None).unwrap().info(640, 640).unwrap().table();
+    assert!(!single.contains("main branch only"), "{single}");
+}

@@ -106,6 +106,9 @@ pub(crate) fn read(row: &RowContext<'_>) -> Result<Read> {
     let (c_in, c_out) = (input.channels, row.scaled_channels()?);
     let kernel = row.number(1, "kernel", Some(1), 1..=31)?;
     let stride = row.number(2, "stride", Some(1), 1..=8)?;
+    if !stride.is_power_of_two() {
+        return Err(row.error(format!("stride {stride} is no power of two")));
+    }
     let pad = row.number(3, "padding", Some(kernel / 2), 0..=31)?;
     let groups = row.number(4, "groups", Some(1), 1..=MAX_CHANNELS)?;
     if c_in % groups != 0 || c_out % groups != 0 {

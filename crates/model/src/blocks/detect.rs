@@ -93,7 +93,7 @@ pub(crate) fn read_single(row: &RowContext<'_>) -> Result<Read> {
 /// `[nc]`: the first half of the inputs feeds the auxiliary branch, the second the main one.
 pub(crate) fn read_dual(row: &RowContext<'_>) -> Result<Read> {
     let n = row.inputs.len();
-    if n % 2 != 0 {
+    if !n.is_multiple_of(2) {
         return Err(row.error(format!("takes as many auxiliary as main levels, has {n} inputs")));
     }
     let aux = tower_of(row, ("aux", "cv2", "cv3", "dfl"), 0..n / 2)?;

@@ -2,7 +2,7 @@
 //!
 //! [`Model::load`] resolves a description (`yolov9-s`, or a file) to layers; [`Model::build`] records it in
 //! a [`graph::GraphBuilder`]. Parameters carry the names of the reference's weight files. [`NamedTensors`]
-//! holds values by name: from [`init`], from a file ([`weights`]), folded ([`fold`]).
+//! holds values by name: from [`init()`], from a file ([`weights`]), folded ([`fold()`]).
 
 mod blocks;
 mod error;

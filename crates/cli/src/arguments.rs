@@ -1,0 +1,116 @@
+//! The command line as a whole: the commands and what all of them share.
+
+use crate::commands::{demo::DemoArgs, detect::DetectArgs, info::InfoArgs, train::TrainArgs, val::ValArgs};
+use crate::failure::{Failure, WRONG_USAGE};
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
+
+/// Trains, validates and runs YOLOv9. Flags are those of the reference trainer
+#[derive(Debug, Parser)]
+#[command(name = "yolov9", version, infer_long_args = true, arg_required_else_help = true)]
+#[command(after_help = "`yolov9 demo` trains a detector on built-in photographs in a few minutes.")]
+pub struct Arguments {
+    /// Threads that compute [default: one a core]
+    #[arg(long, global = true, value_name = "N")]
+    threads: Option<usize>,
+
+    #[command(subcommand)]
+    pub command: Command,
+
+    /// Long names of the flags that were typed, without their dashes and in their canonical form.
+    #[arg(skip)]
+    pub given: Vec<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Train a model; the loss follows from the model
+    #[command(aliases = ["train_dual", "train_triple", "train.py", "train_dual.py", "train_triple.py"])]
+    Train(Box<TrainArgs>),
+    /// Measure a model: precision, recall and mAP, by class
+    #[command(aliases = ["val_dual", "val_triple", "val.py", "val_dual.py", "val_triple.py"])]
+    Val(Box<ValArgs>),
+    /// Find objects in images
+    #[command(aliases = ["detect_dual", "detect.py", "detect_dual.py"])]
+    Detect(Box<DetectArgs>),
+    /// Show a model's layers, parameters and GFLOPs
+    Info(InfoArgs),
+    /// Train, validate and detect on built-in photographs of blood cells
+    Demo(DemoArgs),
+}
+
+/// Parses what was typed. `None`: help or the version was asked for and is printed.
+///
+/// # Errors
+/// Wrong usage, already printed.
+pub fn parse() -> Result<Option<Arguments>, Failure> {
+    let mut command = Arguments::command();
+    let parsed = command.try_get_matches_from_mut(std::env::args_os()).and_then(|matches| {
+        let mut arguments = Arguments::from_arg_matches(&matches)?;
+        arguments.given = given(&command, &matches);
+        Ok(arguments)
+    });
+    match parsed {
+        Ok(arguments) => Ok(Some(arguments)),
+        Err(error) => {
+            // A closed pipe is the only way for this to fail.
+            let _ = error.print();
+            match error.kind() {
+                ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Ok(None),
+                _ => Err(Failure::silent(WRONG_USAGE)),
+            }
+        }
+    }
+}
+
+fn given(command: &clap::Command, matches: &ArgMatches) -> Vec<String> {
+    let Some((name, matches)) = matches.subcommand() else { return Vec::new() };
+    let Some(command) = command.find_subcommand(name) else { return Vec::new() };
+    let typed = |id: &str| matches.value_source(id) == Some(ValueSource::CommandLine);
+    let flags = command.get_arguments().filter(|argument| typed(argument.get_id().as_str()));
+    flags.filter_map(|argument| argument.get_long()).map(str::to_owned).collect()
+}
+
+impl Arguments {
+    /// Bounds the threads that compute. Results do not depend on their number.
+    ///
+    /// # Errors
+    /// `--threads 0`, and systems that refuse to start threads.
+    pub fn limit_threads(&self) -> Result<(), Failure> {
+        let Some(threads) = self.threads else { return Ok(()) };
+        if threads == 0 {
+            return Err(Failure::usage(
+                "--threads: at least one thread is needed",
+                "leave --threads out for one a core",
+            ));
+        }
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
+        pool.map_err(|error| Failure::new(format!("cannot start {threads} threads: {error}"), None))
+    }
+
+    /// Messages for developers go to stderr where `YOLOV9_LOG` asks for them, such as `YOLOV9_LOG=debug`.
+    pub fn start_log(&self) {
+        if let Ok(filter) = tracing_subscriber::EnvFilter::try_from_env("YOLOV9_LOG") {
+            tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn flags_that_were_typed_are_known_by_their_canonical_name() {
+        let mut command = Arguments::command();
+        let line = ["yolov9", "train_dual", "--batch", "64", "--img", "320", "--local_rank", "-1"];
+        let matches = command.try_get_matches_from_mut(line).unwrap();
+        assert_eq!(given(&command, &matches), ["batch-size", "imgsz", "local_rank"]);
+    }
+}

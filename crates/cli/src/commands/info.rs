@@ -1,0 +1,52 @@
+//! `yolov9 info`.
+
+use crate::console::out;
+use crate::failure::Failure;
+use clap::Args;
+use model::Model;
+use std::path::Path;
+
+#[derive(Debug, Args)]
+pub struct InfoArgs {
+    /// A built-in model such as yolov9-s, a model YAML, or a weight file
+    model: String,
+    /// Side of the network input in pixels, or height and width
+    #[arg(long, visible_aliases = ["img", "img-size"], value_name = "PIXELS", num_args = 1..=2, default_values_t = [640])]
+    imgsz: Vec<usize>,
+    /// Number of classes [default: the model's own]
+    #[arg(long, value_name = "N")]
+    nc: Option<usize>,
+}
+
+/// Prints a model's rows and sizes.
+///
+/// # Errors
+/// What is printed when it does not succeed.
+pub fn run(args: &InfoArgs) -> Result<(), Failure> {
+    let model = load(args)?;
+    let (height, width) = match args.imgsz[..] {
+        [height, width] => (height, width),
+        _ => (args.imgsz[0], args.imgsz[0]),
+    };
+    out(model.info(height, width)?.table().trim_end());
+    Ok(())
+}
+
+fn load(args: &InfoArgs) -> Result<Model, Failure> {
+    let path = Path::new(&args.model);
+    if path.extension().is_none_or(|e| e != "safetensors") {
+        return Ok(Model::load(&args.model, args.nc)?);
+    }
+    if args.nc.is_some() {
+        let hint = "leave --nc out, or name a model YAML";
+        return Err(Failure::usage("--nc: weights have the number of classes that they were trained for", hint));
+    }
+    let weights = model::weights::load(path)?;
+    match weights.meta {
+        Some(meta) => Ok(meta.model()?),
+        None => Err(Failure::new(
+            format!("{}: the file does not say which model it belongs to", path.display()),
+            Some("files written by this program do; name a model YAML instead".to_owned()),
+        )),
+    }
+}

@@ -1,0 +1,229 @@
+//! `yolov9 train`.
+
+use super::{saved_to, values};
+use crate::console::{Console, out, warning};
+use crate::failure::{Failure, INTERRUPTED};
+use crate::reference_flags::{Flag, ReferenceFlags, Table, Values};
+use crate::{device, interrupt};
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use std::path::PathBuf;
+use train::{Cache, Optimizer, Resume, TrainEnd, TrainOptions};
+
+#[derive(Debug, Args)]
+pub struct TrainArgs {
+    /// Data YAML: where images are, names of classes
+    #[arg(long, value_name = "FILE", default_value = "data/coco.yaml", help_heading = "Model and data")]
+    data: PathBuf,
+    /// Model: a YAML file, or a built-in one by name such as yolov9-s
+    #[arg(long, value_name = "FILE", default_value = "", help_heading = "Model and data", hide_default_value = true)]
+    cfg: String,
+    /// Weights to start from; '' starts from scratch
+    #[arg(long, value_name = "FILE", default_value = "", help_heading = "Model and data", hide_default_value = true)]
+    weights: String,
+    /// Hyper-parameters: a YAML file, or a built-in one by name
+    #[arg(long, value_name = "FILE", default_value = "hyp.scratch-high.yaml", help_heading = "Model and data")]
+    hyp: PathBuf,
+    /// Treat all classes as one
+    #[arg(long, help_heading = "Model and data")]
+    single_cls: bool,
+    /// Leave out images with fewer labels
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Model and data")]
+    min_items: usize,
+
+    /// Epochs in all
+    #[arg(long, value_name = "N", default_value_t = 100, help_heading = "Training")]
+    epochs: usize,
+    /// Images a step
+    #[arg(
+        long,
+        visible_alias = "batch",
+        value_name = "N",
+        default_value_t = 16,
+        allow_negative_numbers = true,
+        help_heading = "Training"
+    )]
+    batch_size: i64,
+    /// Side of the network input in pixels
+    #[arg(long, visible_aliases = ["img", "img-size"], value_name = "PIXELS", default_value_t = 640, help_heading = "Training")]
+    imgsz: usize,
+    /// Update rule of the weights
+    #[arg(long, default_value = "SGD", ignore_case = true, value_parser = optimizers(), help_heading = "Training")]
+    optimizer: Optimizer,
+    /// Learning rate falls along a cosine instead of a line
+    #[arg(long, help_heading = "Training")]
+    cos_lr: bool,
+    /// Learning rate stays for half of the epochs, then falls along a cosine
+    #[arg(long, help_heading = "Training")]
+    flat_cos_lr: bool,
+    /// Learning rate stays
+    #[arg(long, help_heading = "Training")]
+    fixed_lr: bool,
+    /// Mosaic, mixup and copy-paste off for the last N epochs
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Training")]
+    close_mosaic: usize,
+    /// Rectangular batches without mosaic and shuffling
+    #[arg(long, help_heading = "Training")]
+    rect: bool,
+    /// Sizes between half and one and a half of --imgsz
+    #[arg(long, help_heading = "Training")]
+    multi_scale: bool,
+    /// Do not train the first N layers, or the layers named
+    #[arg(long, value_name = "N", num_args = 1.., default_values_t = [0], help_heading = "Training")]
+    freeze: Vec<usize>,
+    /// Stop after N epochs without improvement; 0 never stops
+    #[arg(long, value_name = "N", default_value_t = 100, help_heading = "Training")]
+    patience: usize,
+    /// Seed of weights and augmentation
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Training")]
+    seed: u64,
+    /// Go on with the newest run, or with the one named
+    #[arg(long, value_name = "RUN", num_args = 0..=1, default_missing_value = "", help_heading = "Training")]
+    resume: Option<String>,
+
+    /// Folder of runs
+    #[arg(long, value_name = "DIR", default_value = "runs/train", help_heading = "Output")]
+    project: PathBuf,
+    /// Name of the run; a number is appended where it is taken
+    #[arg(long, default_value = "exp", help_heading = "Output")]
+    name: String,
+    /// Write into the existing folder of that name
+    #[arg(long, help_heading = "Output")]
+    exist_ok: bool,
+    /// Validate after the last epoch only
+    #[arg(long, help_heading = "Output")]
+    noval: bool,
+    /// Write weights after the last epoch only
+    #[arg(long, help_heading = "Output")]
+    nosave: bool,
+    /// Write no pictures
+    #[arg(long, help_heading = "Output")]
+    noplots: bool,
+    /// Keep the weights of every Nth epoch
+    #[arg(long, value_name = "N", default_value_t = -1, allow_negative_numbers = true, help_heading = "Output")]
+    save_period: i64,
+
+    /// Where to compute: cpu, or the number of a GPU
+    #[arg(long, default_value = "", help_heading = "Machine", hide_default_value = true)]
+    device: String,
+    /// Threads that load images
+    #[arg(long, value_name = "N", default_value_t = 8, help_heading = "Machine")]
+    workers: usize,
+    /// Keep decoded images between epochs
+    #[arg(long, value_name = "WHERE", num_args = 0..=1, default_missing_value = "ram", value_parser = ["none", "ram", "disk", "val"], help_heading = "Machine")]
+    cache: Option<String>,
+    /// Most bytes of activations, such as 2GiB; parts of the forward pass are computed twice where needed
+    #[arg(long, value_name = "BYTES", value_parser = values::bytes, help_heading = "Machine")]
+    memory_budget: Option<u64>,
+
+    #[command(flatten)]
+    reference: ReferenceFlags<NotHere>,
+}
+
+fn optimizers() -> impl TypedValueParser<Value = Optimizer> {
+    const ALL: [Optimizer; 4] = [Optimizer::Sgd, Optimizer::Adam, Optimizer::AdamW, Optimizer::Lion];
+    PossibleValuesParser::new(ALL.map(Optimizer::name))
+        .map(|typed| ALL.into_iter().find(|o| o.name().eq_ignore_ascii_case(&typed)).unwrap_or_default())
+}
+
+#[derive(Debug)]
+struct NotHere;
+
+impl Table for NotHere {
+    const FLAGS: &'static [Flag] = {
+        use Values::{None, One, Optional};
+        const LOGGERS: &str = "no online logger is contacted; results.csv in the run's folder has the numbers";
+        &[
+            Flag::ignored("local_rank", One, "it belongs to the launcher of several processes"),
+            Flag::ignored("sync-bn", None, "one device holds the whole batch"),
+            Flag::ignored("noautoanchor", None, "the model has no anchors to fit"),
+            Flag::ignored("label-smoothing", One, "the loss does not use it, nor does that of the reference trainer"),
+            Flag::ignored("entity", One, LOGGERS),
+            Flag::ignored("upload_dataset", Optional, LOGGERS),
+            Flag::ignored("bbox_interval", One, LOGGERS),
+            Flag::ignored("artifact_alias", One, LOGGERS),
+            Flag::refused(
+                "evolve",
+                Optional,
+                "hyper-parameters are not searched for",
+                "run the search outside: one file for --hyp and one --name a try",
+            ),
+            Flag::refused("bucket", One, "runs are not uploaded", "copy the run's folder when it is done"),
+            Flag::refused(
+                "image-weights",
+                None,
+                "images are drawn with equal weight",
+                "list images of rare classes several times in a train.txt",
+            ),
+            Flag::refused(
+                "quad",
+                None,
+                "batches of quadruple size are not built",
+                "a larger --imgsz has a similar use",
+            ),
+        ]
+    };
+}
+
+/// Trains.
+///
+/// # Errors
+/// What is printed when it does not succeed.
+pub fn run(args: TrainArgs, given: Vec<String>) -> Result<(), Failure> {
+    args.reference.answer()?;
+    device::announce();
+    if args.cache.as_deref() == Some("val") {
+        warning("--cache val: only whole data sets are kept in memory, so this changes nothing");
+    }
+    interrupt::graceful(true);
+    let summary = train::run(&options(args, given), &mut Console::default())?;
+    if summary.end == TrainEnd::Interrupted {
+        out(&format!("stopped; go on with: yolov9 train --resume {}", summary.folder.display()));
+        saved_to(&summary.folder);
+        return Err(Failure::silent(INTERRUPTED));
+    }
+    saved_to(&summary.folder);
+    Ok(())
+}
+
+fn options(args: TrainArgs, given: Vec<String>) -> TrainOptions {
+    TrainOptions {
+        weights: values::optional_path(&args.weights),
+        cfg: values::optional_path(&args.cfg),
+        data: args.data,
+        hyp: args.hyp,
+        epochs: args.epochs,
+        batch_size: args.batch_size,
+        imgsz: args.imgsz,
+        rect: args.rect,
+        resume: args.resume.map(|run| values::optional_path(&run).map_or(Resume::Newest, Resume::From)),
+        nosave: args.nosave,
+        noval: args.noval,
+        noplots: args.noplots,
+        cache: match args.cache.as_deref() {
+            Some("ram") => Cache::Ram,
+            Some("disk") => Cache::Disk,
+            _ => Cache::None,
+        },
+        device: args.device,
+        multi_scale: args.multi_scale,
+        single_cls: args.single_cls,
+        optimizer: args.optimizer,
+        workers: args.workers,
+        project: args.project,
+        name: args.name,
+        exist_ok: args.exist_ok,
+        cos_lr: args.cos_lr,
+        flat_cos_lr: args.flat_cos_lr,
+        fixed_lr: args.fixed_lr,
+        patience: args.patience,
+        freeze: args.freeze,
+        save_period: args.save_period,
+        seed: args.seed,
+        min_items: args.min_items,
+        close_mosaic: args.close_mosaic,
+        memory_budget: args.memory_budget,
+        given,
+        ..TrainOptions::default()
+    }
+}

@@ -1,0 +1,71 @@
+//! Values of flags that need more than a number or a text.
+
+use std::path::PathBuf;
+
+/// A path, where the empty text means none.
+pub fn optional_path(text: &str) -> Option<PathBuf> {
+    let text = text.trim();
+    (!text.is_empty()).then(|| PathBuf::from(text))
+}
+
+/// The one file of `--weights`; several would be an ensemble.
+///
+/// # Errors
+/// More or fewer than one.
+pub fn one_weights_file(files: Vec<String>) -> Result<PathBuf, crate::failure::Failure> {
+    match <[String; 1]>::try_from(files) {
+        Ok([file]) if !file.trim().is_empty() => Ok(PathBuf::from(file)),
+        Ok(_) => Err(crate::failure::Failure::usage(
+            "--weights: no file is named",
+            "a training run writes runs/train/NAME/weights/best.safetensors",
+        )),
+        Err(_) => Err(crate::failure::Failure::usage(
+            "--weights: ensembles of several files are not supported",
+            "name one file, or run the command once for each",
+        )),
+    }
+}
+
+/// `10GiB`, `512M`, `1000000`: bytes, with a binary (`KiB`) or decimal (`KB`, `K`) unit.
+///
+/// # Errors
+/// A sentence about what is wrong.
+pub fn bytes(text: &str) -> Result<u64, String> {
+    let text = text.trim();
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let number: f64 = number.parse().map_err(|_| format!("'{text}' does not start with a number"))?;
+    let factor: u64 = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "k" | "kb" => 1_000,
+        "m" | "mb" => 1_000_000,
+        "g" | "gb" => 1_000_000_000,
+        "kib" => 1 << 10,
+        "mib" => 1 << 20,
+        "gib" => 1 << 30,
+        other => return Err(format!("'{other}' is no unit of bytes; known are KB, MB, GB, KiB, MiB, GiB")),
+    };
+    let value = number * factor as f64;
+    if value < 1.0 || value > i64::MAX as f64 { Err(format!("{text} is out of range")) } else { Ok(value as u64) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_know_decimal_and_binary_units() {
+        assert_eq!(bytes("1000"), Ok(1000));
+        assert_eq!(bytes("1.5 GiB"), Ok(3 << 29));
+        assert_eq!(bytes("512M"), Ok(512_000_000));
+        for wrong in ["", "GiB", "10 parsec", "-1", "0", "1e9", "99999999999 GiB", "1..2"] {
+            assert!(bytes(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn empty_weights_mean_from_scratch() {
+        assert_eq!(optional_path(""), None);
+        assert_eq!(optional_path("a.safetensors"), Some(PathBuf::from("a.safetensors")));
+    }
+}

@@ -306,20 +306,19 @@ mod avx2 {
         #[inline(always)]
         fn exp(self, x: __m256) -> __m256 {
             use exp_const::*;
-            let all = |v: f32| <Self as Simd<f32>>::splat(self, v);
-            let x = <Self as Simd<f32>>::clamp(self, x, all(LOW), all(HIGH));
             // SAFETY: self proves AVX2 and FMA. The steps are the scalar form's.
             unsafe {
-                let t = _mm256_fmadd_ps(x, all(std::f32::consts::LOG2_E), all(MAGIC));
-                let n = _mm256_sub_ps(t, all(MAGIC));
-                let r = _mm256_fnmadd_ps(n, all(LN2_HIGH), x);
-                let r = _mm256_fnmadd_ps(n, all(LN2_LOW), r);
-                let mut p = all(POLY[0]);
-                for c in &POLY[1..] {
-                    p = _mm256_fmadd_ps(p, r, all(*c));
+                let x = _mm256_max_ps(_mm256_set1_ps(LOW), _mm256_min_ps(_mm256_set1_ps(HIGH), x));
+                let t = _mm256_fmadd_ps(x, _mm256_set1_ps(std::f32::consts::LOG2_E), _mm256_set1_ps(MAGIC));
+                let n = _mm256_sub_ps(t, _mm256_set1_ps(MAGIC));
+                let r = _mm256_fnmadd_ps(n, _mm256_set1_ps(LN2_HIGH), x);
+                let r = _mm256_fnmadd_ps(n, _mm256_set1_ps(LN2_LOW), r);
+                let mut p = _mm256_set1_ps(POLY[0]);
+                for i in 1..POLY.len() {
+                    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(POLY[i]));
                 }
-                let y = _mm256_add_ps(_mm256_fmadd_ps(p, _mm256_mul_ps(r, r), r), all(1.0));
-                let i = _mm256_sub_epi32(_mm256_castps_si256(t), _mm256_castps_si256(all(MAGIC)));
+                let y = _mm256_add_ps(_mm256_fmadd_ps(p, _mm256_mul_ps(r, r), r), _mm256_set1_ps(1.0));
+                let i = _mm256_sub_epi32(_mm256_castps_si256(t), _mm256_castps_si256(_mm256_set1_ps(MAGIC)));
                 let half = _mm256_srai_epi32::<1>(i);
                 let bias = _mm256_set1_epi32(127);
                 let a = _mm256_slli_epi32::<23>(_mm256_add_epi32(half, bias));

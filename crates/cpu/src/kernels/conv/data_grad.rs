@@ -3,6 +3,10 @@
 //! dx[y, x] = sum over taps (ky, kx) with (y + pad - ky) divisible by the stride of
 //! dy[(y + pad - ky) / stride, ..] * w[ky, kx]. Pixels of dx fall into stride^2 parity classes; within one class the
 //! same taps hit, so each class is the direct kernel on a sub-grid with its own tap list and no wasted products.
+//!
+//! Cost: 2 * n*h*w * cout*taps*cin/groups FLOP; reads dy and w, writes dx.
+//! 3x3 16->16 @80x80, batch 2, f32, one core (AMD EPYC Zen 3, FMA peak 103.6 GFLOP/s, 2026-11-30): 59 MFLOP, 1.6 MB,
+//! bound 0.57 ms, 0.70 ms.
 
 use super::super::{Activation, View, ViewMut};
 use super::engine::{Direct, Epilogue, Grid, Tap};

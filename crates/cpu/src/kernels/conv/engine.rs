@@ -1,6 +1,6 @@
 //! The direct convolution both forward and data gradient run.
 //!
-//! A tile is 6 pixels x 2 vectors of output channels (4 x 3 or 6 x 1 where the channel count asks for it) held in
+//! A tile is 6 pixels x 2 vectors of output channels (3 x 3 or 6 x 1 where the channel count asks for it) held in
 //! registers over all taps and input channels: broadcast one input element per pixel, multiply with two vectors of
 //! packed weights. Each pixel is an input pointer per tap; a tap outside of the picture points to a row of zeros, so
 //! borders need no code of their own and tiles run across row ends. Pointers of a chunk of up to 96 pixels are found
@@ -133,7 +133,7 @@ impl<T: Element, A: ActFn<T>> Kernel<T> for Job<'_, '_, T, A> {
                 match vectors {
                     1 => self.tiles::<S, 6, 1>(s, &sources, &targets, vector),
                     2 => self.tiles::<S, 6, 2>(s, &sources, &targets, vector),
-                    _ => self.tiles::<S, 4, 3>(s, &sources, &targets, vector),
+                    _ => self.tiles::<S, 3, 3>(s, &sources, &targets, vector),
                 }
             }
         }
@@ -158,33 +158,42 @@ impl<T: Element, A: ActFn<T>> Job<'_, '_, T, A> {
         let [rows, cols] = grid.size;
         let (mut n, rest) = (self.first / (rows * cols), self.first % (rows * cols));
         let (mut a, mut b) = (rest / cols, rest % cols);
-        for p in 0..padded {
-            if p >= self.count {
-                for t in 0..self.taps.len() {
-                    sources[t * padded + p] = zeros;
-                }
-                continue;
-            }
+        let mut p = 0;
+        // One run of pixels per output row: per tap only its ends need a look.
+        while p < self.count {
+            let run = (cols - b).min(self.count - p);
             let (y, x) = (grid.origin[0] + a * grid.step[0], grid.origin[1] + b * grid.step[1]);
-            targets[p] = ((n * self.target_size[0] + y) * self.target_size[1] + x) * self.target_pitch;
+            let first = ((n * self.target_size[0] + y) * self.target_size[1] + x) * self.target_pitch;
+            for (i, t) in targets[p..p + run].iter_mut().enumerate() {
+                *t = first + i * grid.step[1] * self.target_pitch;
+            }
             let (sy, sx) = ((a * grid.source_step[0]) as isize, (b * grid.source_step[1]) as isize);
-            let image = n * input.h;
+            let step = grid.source_step[1];
             for (t, tap) in self.taps.iter().enumerate() {
+                let row = &mut sources[t * padded + p..][..run];
                 // Negative positions wrap to huge ones and fail the same comparison.
-                let (iy, ix) = ((sy + tap.dy) as usize, (sx + tap.dx) as usize);
-                let inside = iy < input.h && ix < input.w;
-                let offset = (image.wrapping_add(iy)).wrapping_mul(input.w).wrapping_add(ix).wrapping_mul(input.pitch);
-                sources[t * padded + p] = if inside { base.wrapping_add(offset) } else { zeros };
-            }
-            b += 1;
-            if b == cols {
-                b = 0;
-                a += 1;
-                if a == rows {
-                    a = 0;
-                    n += 1;
+                let iy = (sy + tap.dy) as usize;
+                let ix = sx + tap.dx;
+                let (low, high) = if iy < input.h { columns(ix, step, input.w, run) } else { (run, run) };
+                row[..low].fill(zeros);
+                let start = (n * input.h).wrapping_add(iy).wrapping_mul(input.w).wrapping_add_signed(ix);
+                let mut at = base.wrapping_add((start.wrapping_add(low * step)).wrapping_mul(input.pitch));
+                for q in &mut row[low..high] {
+                    *q = at;
+                    at = at.wrapping_add(step * input.pitch);
                 }
+                row[high..].fill(zeros);
             }
+            p += run;
+            b = 0;
+            a += 1;
+            if a == rows {
+                a = 0;
+                n += 1;
+            }
+        }
+        for t in 0..self.taps.len() {
+            sources[t * padded + self.count..(t + 1) * padded].fill(zeros);
         }
     }
 
@@ -239,6 +248,16 @@ impl<T: Element, A: ActFn<T>> Job<'_, '_, T, A> {
     }
 }
 
+/// The i < run with 0 <= first + i*step < width, as a range.
+#[inline(always)]
+fn columns(first: isize, step: usize, width: usize, run: usize) -> (usize, usize) {
+    let low = if first < 0 { first.unsigned_abs().div_ceil(step) } else { 0 };
+    let room = width as isize - first;
+    let high = if room > 0 { (room as usize).div_ceil(step) } else { 0 };
+    let low = low.min(run);
+    (low, high.clamp(low, run))
+}
+
 /// Sums of one tile. `sources` is the first pixel's column of the pointer table, rows `padded` apart.
 ///
 /// # Safety
@@ -259,7 +278,10 @@ unsafe fn tile<T: Element, S: Simd<T>, const MR: usize, const NV: usize>(
         let pixel: [*const T; MR] = std::array::from_fn(|i| *row.add(i));
         let mut w = weights.add(tap.weight * depth * width);
         for k in 0..depth {
-            let wv: [S::V; NV] = std::array::from_fn(|j| s.load(w.add(j * S::LANES)));
+            let mut wv = [s.splat(T::zero()); NV];
+            for j in 0..NV {
+                wv[j] = s.load(w.add(j * S::LANES));
+            }
             for i in 0..MR {
                 let x = s.splat(*pixel[i].add(k));
                 for j in 0..NV {

@@ -1,4 +1,8 @@
 //! Convolution forward: y = act(x * w + bias).
+//!
+//! Cost: 2 * n*h*w * cout*taps*cin/groups FLOP; reads x and w, writes y.
+//! 3x3 16->16 @80x80, batch 2, f32, one core (AMD EPYC Zen 3, FMA peak 103.6 GFLOP/s, 2026-11-30): 59 MFLOP, 1.6 MB,
+//! bound 0.57 ms, 0.71 ms.
 
 use super::super::{Activation, View, ViewMut};
 use super::engine::{Direct, Epilogue, Grid, Tap};

@@ -4,9 +4,13 @@
 //! The output rows of all images are cut into chunks by shape; each chunk sums into a copy of dw in scratch, and the
 //! copies are added in chunk order. Where dw is large and pixels are few, there are fewer chunks and each is split by
 //! output channels instead. A chunk goes through its rows in bands that stay in the second-level cache; per band, tap
-//! and block of input channels, a tile of 4 to 6 output channels x 2 vectors of input channels stays in registers over
+//! and block of input channels, a tile of up to 6 output channels x 2 vectors of input channels stays in registers over
 //! all pixels: broadcast dy, multiply with the vectors of x. The pixels a tap sees in a row are a range, so borders
 //! cost nothing.
+//!
+//! Cost: 2 * n*h*w * cout*taps*cin/groups FLOP; reads x and dy once per band, adds to dw.
+//! 3x3 16->16 @80x80, batch 2, f32, one core (AMD EPYC Zen 3, FMA peak 103.6 GFLOP/s, 2026-11-30): 59 MFLOP, 1.6 MB,
+//! bound 0.57 ms, 0.62 ms.
 
 use std::ops::Range;
 
@@ -24,8 +28,10 @@ const ITEMS: usize = 16;
 const CHUNK_PIXELS: usize = 512;
 /// Most elements of all copies together, unless one alone is larger.
 const COPIES: usize = 1 << 22;
-/// Elements of x and dy in one band.
+/// Elements of x and dy in one band, and the pixels a band has whatever that takes: a tile's sums are fetched and put
+/// back once a band.
 const BAND: usize = 1 << 14;
+const BAND_PIXELS: usize = 256;
 
 /// How the work is cut; a function of the shape.
 #[derive(Clone, Copy)]
@@ -154,7 +160,7 @@ impl<T: Element> Kernel<T> for Item<'_, T> {
         dbias.fill(T::zero());
         let blocks = Blocks { lanes: S::LANES, outputs: depth };
         let row_len = self.dy.w * (count + depth * self.attrs.stride[0] * self.attrs.stride[1]);
-        let band = (BAND / row_len.max(1)).max(1);
+        let band = (BAND / row_len.max(1)).max(BAND_PIXELS.div_ceil(self.dy.w.max(1)));
         let mut start = self.rows.start;
         while start < self.rows.end {
             let rows = start..(start + band).min(self.rows.end);
@@ -202,7 +208,8 @@ impl<T: Element> Item<'_, T> {
         dw: &mut [T],
     ) {
         let count = self.outputs.len();
-        let most = if NV == 3 { 4 } else { 6 };
+        // Three vectors leave registers for nine sums (twelve spill).
+        let most = if NV == 3 { 3 } else { 6 };
         let tiles = count.div_ceil(most);
         let mut done = 0;
         for t in 0..tiles {
@@ -213,10 +220,10 @@ impl<T: Element> Item<'_, T> {
                 1 => self.tile::<S, 1, NV>(s, rows.clone(), co, tap, ci, out),
                 2 => self.tile::<S, 2, NV>(s, rows.clone(), co, tap, ci, out),
                 3 => self.tile::<S, 3, NV>(s, rows.clone(), co, tap, ci, out),
-                4 => self.tile::<S, 4, NV>(s, rows.clone(), co, tap, ci, out),
+                4 if NV < 3 => self.tile::<S, 4, NV>(s, rows.clone(), co, tap, ci, out),
                 5 if NV < 3 => self.tile::<S, 5, NV>(s, rows.clone(), co, tap, ci, out),
                 _ if NV < 3 => self.tile::<S, 6, NV>(s, rows.clone(), co, tap, ci, out),
-                _ => unreachable!("three vectors have tiles of at most four"),
+                _ => unreachable!("three vectors have tiles of at most three"),
             }
             done += height;
         }
@@ -300,13 +307,11 @@ unsafe fn row_sum<T: Element, S: Simd<T>, const MR: usize, const NV: usize, cons
     last: usize,
 ) -> [[S::V; NV]; MR] {
     for _ in 0..pixels {
-        let xv: [S::V; NV] = std::array::from_fn(|j| {
-            if FULL || j + 1 < NV {
-                s.load(source.add(j * S::LANES))
-            } else {
-                s.load_first(source.add(j * S::LANES), last)
-            }
-        });
+        let mut xv = [s.splat(T::zero()); NV];
+        for j in 0..NV {
+            let p = source.add(j * S::LANES);
+            xv[j] = if FULL || j + 1 < NV { s.load(p) } else { s.load_first(p, last) };
+        }
         for i in 0..MR {
             let d = s.splat(*grad.add(i));
             for j in 0..NV {

@@ -98,6 +98,61 @@ pub fn decode(path: &Path, bytes: &[u8], limits: &ImageLimits) -> Result<Picture
     upright(path, picture, orientation)
 }
 
+/// Decodes a file's bytes and makes sure that they are all there, at the price of decoding a JPEG twice:
+/// a decoder makes up what is missing at the end of a cut file (also when an end marker was glued on), so
+/// a picture that changes with what follows the data was cut.
+pub fn decode_verified(path: &Path, bytes: &[u8], limits: &ImageLimits) -> Result<Picture, DataError> {
+    let picture = decode(path, bytes, limits)?;
+    if format_of(path, bytes)? != ImageFormat::Jpeg {
+        return Ok(picture);
+    }
+    let end = end_of_scans(bytes);
+    let mut probe = bytes[..end].to_vec();
+    // Bytes without markers that decode to noise.
+    probe.extend((0u32..4096).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8 % 251));
+    probe.extend([0xFF, 0xD9]);
+    let mut decoder = jpeg_decoder(&probe, false);
+    let orientation = decoder.decode_headers().map(|()| exif_orientation(decoder.exif()));
+    let other = decoder.decode().ok().and_then(|data| {
+        let info = decoder.info()?;
+        let whole = Picture::from_data(u32::from(info.width), u32::from(info.height), data)?;
+        upright(path, whole, orientation.unwrap_or(Orientation::NoTransforms)).ok()
+    });
+    if other.as_ref() != Some(&picture) {
+        return Err(jpeg_error(path, "the file is truncated, its data end before the picture does"));
+    }
+    Ok(picture)
+}
+
+/// Where the entropy-coded data of a JPEG's last scan end: at the first marker after them, or the file's end.
+fn end_of_scans(bytes: &[u8]) -> usize {
+    let mut at = 2;
+    let mut end = bytes.len();
+    while at + 4 <= bytes.len() {
+        if bytes[at] != 0xFF {
+            at += 1;
+            continue;
+        }
+        match bytes[at + 1] {
+            0xD9 => break,
+            0x00 | 0x01 | 0xD0..=0xD8 => at += 2,
+            0xFF => at += 1,
+            marker => {
+                at += 2 + usize::from(u16::from_be_bytes([bytes[at + 2], bytes[at + 3]]));
+                if marker == 0xDA {
+                    let data = at.min(bytes.len());
+                    let stop = bytes[data..]
+                        .windows(2)
+                        .position(|w| w[0] == 0xFF && !matches!(w[1], 0x00 | 0xD0..=0xD7 | 0xFF));
+                    end = stop.map_or(bytes.len(), |s| data + s);
+                    at = end;
+                }
+            }
+        }
+    }
+    end
+}
+
 /// Reads and decodes a file.
 pub fn decode_file(path: &Path, limits: &ImageLimits) -> Result<Picture, DataError> {
     decode(path, &read_file(path)?, limits)

@@ -1,8 +1,5 @@
 //! Resizing as OpenCV does it: bilinear without antialiasing, and area averaging for shrinking.
 
-use fast_image_resize::images::{Image, ImageRef};
-use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
-
 use crate::picture::Picture;
 
 /// How pixels are combined.
@@ -27,14 +24,57 @@ pub fn resize(picture: &Picture, width: u32, height: u32, interpolation: Interpo
     }
 }
 
+/// Bits of a bilinear weight, as OpenCV's 8-bit resize has them.
+const WEIGHT_BITS: u32 = 11;
+
+/// For each target place of one axis: the two source places and the weight of the second.
+fn bilinear_taps(from: usize, to: usize) -> Vec<(usize, usize, i32)> {
+    let scale = from as f64 / to as f64;
+    (0..to)
+        .map(|i| {
+            let at = ((i as f64 + 0.5) * scale - 0.5).clamp(0.0, (from - 1) as f64);
+            let first = at as usize;
+            let weight = ((at - first as f64) * f64::from(1 << WEIGHT_BITS)).round_ties_even() as i32;
+            (first, (first + 1).min(from - 1), weight)
+        })
+        .collect()
+}
+
 fn bilinear(picture: &Picture, width: u32, height: u32) -> Picture {
-    let options = ResizeOptions::new().resize_alg(ResizeAlg::Interpolation(FilterType::Bilinear));
-    let mut target = Image::new(width, height, PixelType::U8x3);
-    let done = ImageRef::new(picture.width, picture.height, &picture.data, PixelType::U8x3)
-        .is_ok_and(|source| Resizer::new().resize(&source, &mut target, &options).is_ok());
-    // `Picture` keeps its length equal to width * height * 3, which is all the resizer asks for.
-    debug_assert!(done, "a picture of consistent size can be resized");
-    Picture { width, height, data: target.into_vec() }
+    const ONE: i32 = 1 << WEIGHT_BITS;
+    let columns = bilinear_taps(picture.width as usize, width as usize);
+    let rows = bilinear_taps(picture.height as usize, height as usize);
+    let pitch = width as usize * 3;
+    let stretch = |y: usize, out: &mut [i32]| {
+        let row = picture.row(y);
+        for (out, &(a, b, weight)) in out.as_chunks_mut::<3>().0.iter_mut().zip(&columns) {
+            for (c, out) in out.iter_mut().enumerate() {
+                *out = (ONE - weight) * i32::from(row[a * 3 + c]) + weight * i32::from(row[b * 3 + c]);
+            }
+        }
+    };
+    // The two stretched rows in use, each with the source row it holds.
+    let (mut top, mut bottom) = ((usize::MAX, vec![0i32; pitch]), (usize::MAX, vec![0i32; pitch]));
+    let mut data = vec![0u8; pitch * height as usize];
+    for (out, &(first, second, weight)) in data.chunks_exact_mut(pitch).zip(&rows) {
+        if top.0 != first {
+            if bottom.0 == first {
+                std::mem::swap(&mut top, &mut bottom);
+            } else {
+                stretch(first, &mut top.1);
+                top.0 = first;
+            }
+        }
+        if bottom.0 != second {
+            stretch(second, &mut bottom.1);
+            bottom.0 = second;
+        }
+        for (out, (&a, &b)) in out.iter_mut().zip(top.1.iter().zip(&bottom.1)) {
+            // At most 255 * 2^22, which fits.
+            *out = (((ONE - weight) * a + weight * b + (1 << (2 * WEIGHT_BITS - 1))) >> (2 * WEIGHT_BITS)) as u8;
+        }
+    }
+    Picture { width, height, data }
 }
 
 /// Weights of one axis: for each target place the first source place and the shares of the sources from there.

@@ -36,7 +36,7 @@ pub struct Sample {
 pub enum Verify {
     /// Only the header; damage shows when the image is first loaded.
     Header,
-    /// Decoded in full.
+    /// Decoded in full, and JPEG files a second time to find truncated ones.
     Pixels,
 }
 
@@ -222,7 +222,7 @@ fn examine(image: &Path, label: Option<&Path>, options: &ScanOptions) -> Finding
     };
     let size = decode::read_file(image).and_then(|bytes| match options.verify {
         Verify::Header => decode::probe(image, &bytes, &options.limits).map(|h| (h.width, h.height)),
-        Verify::Pixels => decode::decode(image, &bytes, &options.limits).map(|p| (p.width, p.height)),
+        Verify::Pixels => decode::decode_verified(image, &bytes, &options.limits).map(|p| (p.width, p.height)),
     });
     match size {
         Err(e) => {

@@ -30,7 +30,7 @@ impl Place {
 pub fn place(k: usize, centre: [i32; 2], wh: [u32; 2], s: u32) -> Place {
     let [xc, yc] = centre;
     let [w, h] = wh.map(|v| v as i32);
-    let offset = [if k % 2 == 0 { xc - w } else { xc }, if k < 2 { yc - h } else { yc }];
+    let offset = [if k.is_multiple_of(2) { xc - w } else { xc }, if k < 2 { yc - h } else { yc }];
     Place::new(offset, wh, [2 * s, 2 * s])
 }
 

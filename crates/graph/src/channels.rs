@@ -147,7 +147,7 @@ pub(crate) fn infer(graph: &mut Graph) -> Result<(), GraphError> {
         for id in node.op.unsegmented() {
             let segments = graph.tensor(id).map.segments().len();
             if segments > 1 {
-                return Err(GraphError::GroupedRange { scope: node.scope.clone(), segments });
+                return Err(GraphError::Segmented { op: node.op.name(), scope: node.scope.clone(), segments });
             }
         }
     }

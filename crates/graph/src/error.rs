@@ -13,8 +13,8 @@ pub enum GraphError {
     Groups { op: &'static str, scope: String, channels: usize, groups: usize },
     #[error("{op} in {scope}: channels {start}..{end} lie outside of a tensor with {channels}")]
     Range { op: &'static str, scope: String, start: usize, end: usize, channels: usize },
-    #[error("grouped convolution in {scope}: its channels are cut into {segments} padded ranges")]
-    GroupedRange { scope: String, segments: usize },
+    #[error("{op} in {scope}: it needs its channels in one range, but they are cut into {segments}")]
+    Segmented { op: &'static str, scope: String, segments: usize },
     #[error("two parameters are called {0}")]
     DuplicateParam(String),
     #[error("{op} in {scope} needs at least one input")]

@@ -88,7 +88,8 @@ pub trait Executor {
     /// Bytes of the arena as allocated.
     fn arena_bytes(&self) -> u64;
 
-    /// Writes a raw input; shorter data leaves the rest as it was.
+    /// Writes a raw input; what shorter data leaves out is undefined. Inputs share the arena: they are written
+    /// before every run.
     fn upload_u8(&mut self, plan: PlanId, tensor: TensorId, values: &[u8]) -> Result<(), ExecError>;
     fn upload_u32(&mut self, plan: PlanId, tensor: TensorId, values: &[u32]) -> Result<(), ExecError>;
     fn upload_f32(&mut self, plan: PlanId, tensor: TensorId, values: &[f32]) -> Result<(), ExecError>;

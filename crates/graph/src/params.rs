@@ -179,6 +179,11 @@ impl ParamLayout {
 }
 
 impl ParamSlot {
+    /// Elements of the flat buffer, padding included.
+    pub fn range(&self) -> std::ops::Range<usize> {
+        self.offset..self.offset + self.len
+    }
+
     /// Calls `f(logical index in file order, physical index in the flat buffer)` for every element.
     pub fn for_each(&self, mut f: impl FnMut(usize, usize)) {
         match self.param.shape {

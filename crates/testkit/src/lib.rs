@@ -149,7 +149,7 @@ pub fn assert_close(what: &str, got: &[f64], want: &[f64], abs: f64, rel: f64) {
     assert_eq!(got.len(), want.len(), "{what}: lengths differ");
     let mut worst = (0.0, 0);
     for (i, (g, w)) in got.iter().zip(want).enumerate() {
-        let excess = (g - w).abs() / (abs + rel * w.abs());
+        let excess = if g == w { 0.0 } else { (g - w).abs() / (abs + rel * w.abs()) };
         if excess.is_nan() || excess > worst.0 {
             worst = (excess, i);
         }

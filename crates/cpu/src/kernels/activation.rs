@@ -5,19 +5,7 @@ use super::simd::{Kernel, Simd};
 use super::{View, ViewMut};
 use crate::element::Element;
 
-/// A pointwise function after a convolution or batch norm.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub enum Activation {
-    /// z
-    #[default]
-    Identity,
-    /// z * sigmoid(z)
-    Silu,
-    /// max(z, 0); derivative 0 at 0.
-    Relu,
-    /// z for z > 0, else slope * z; the derivative at 0 is the slope.
-    LeakyRelu(f32),
-}
+pub use graph::Activation;
 
 /// An activation as a type, so that loops contain it without a branch.
 pub(crate) trait ActFn<T>: Copy + Send + Sync {

@@ -1,0 +1,216 @@
+//! Losses, gradients, optimiser steps, running statistics and averages of the filled models against the
+//! reference's.
+
+use crate::common::{Packed, Step, filled, load, pictures};
+use cpu::Runs;
+use graph::{CommitStep, Executor, GroupScalars, OptimizerKind, Region};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use testkit::{Array, assert_close};
+
+const CASES: [&str; 4] = ["yolov9-t-nc80", "yolov9-s-nc3", "gelan-t-nc80", "yolov9-cmicro-nc5"];
+const SHAPE: [usize; 3] = [4, 128, 160];
+
+struct Case {
+    name: &'static str,
+    json: Value,
+    arrays: BTreeMap<String, Array>,
+    params: Vec<String>,
+    stats: Vec<String>,
+}
+
+impl Case {
+    fn load(name: &'static str) -> Self {
+        let json = testkit::json(&format!("train/{name}.json"));
+        let names = |key: &str| -> Vec<String> {
+            json[key].as_array().expect("names").iter().map(|n| n.as_str().expect("a name").to_owned()).collect()
+        };
+        let (params, stats) = (names("params"), names("stats"));
+        Self { name, arrays: testkit::arrays(&format!("train/{name}.safetensors")), params, stats, json }
+    }
+
+    fn step<T: Runs + From<f32>>(&self, optimizer: OptimizerKind) -> Step<T> {
+        let model = load(self.name);
+        let mut step = Step::new(&model, &filled(&model, self.name), SHAPE, optimizer, false);
+        let targets = Packed::of(&self.arrays["targets"].f32(), SHAPE[0]);
+        step.upload(&pictures("train", SHAPE[0], SHAPE[1], SHAPE[2]), &targets);
+        step
+    }
+
+    fn check_losses(&self, index: usize, got: &[f64], tolerance: f64) {
+        let want = &self.json["losses"][index];
+        let what = format!("{} step {index}", self.name);
+        let items = |key: &str| -> Vec<f64> {
+            want[key].as_array().expect("three items").iter().map(|v| v.as_f64().expect("a number")).collect()
+        };
+        assert_close(&format!("{what} total"), &got[..1], &[want["total"].as_f64().expect("total")], 0.0, tolerance);
+        assert_close(&format!("{what} items"), &got[1..4], &items("items_box_cls_dfl"), 0.0, tolerance);
+        let branches: &[&str] = if want.get("aux_box_cls_dfl").is_some() { &["aux", "main"] } else { &["main"] };
+        for (b, branch) in branches.iter().enumerate() {
+            let own = &got[4 + 5 * b..9 + 5 * b];
+            if let Some(Value::Array(_)) = want.get(format!("{branch}_box_cls_dfl")) {
+                let expected = items(&format!("{branch}_box_cls_dfl"));
+                assert_close(&format!("{what} {branch}"), &own[..3], &expected, 0.0, tolerance);
+            }
+            let sum = want[format!("{branch}_target_score_sum")].as_f64().expect("a sum");
+            assert_close(&format!("{what} {branch} scores"), &own[4..], &[sum], 0.0, tolerance);
+        }
+    }
+
+    /// Compares sampled values, norm and change of every row of `key` with `now`.
+    fn check_rows(&self, key: &str, names: &[String], index: &str, now: &Values, start: &Values, loose: f64) {
+        let noise = self.arrays.get(&format!("{key}.f32_rel_l2_of_change"));
+        for (row, name) in names.iter().enumerate() {
+            let noise = noise.map_or(0.0, |n| n.data[row]);
+            if noise > 0.01 {
+                continue;
+            }
+            let change: Vec<f64> = now[name].iter().zip(&start[name]).map(|(a, b)| a - b).collect();
+            let l2 = |v: &[f64]| v.iter().map(|x| x * x).sum::<f64>().sqrt();
+            let want = self.arrays[&format!("{key}.change_l2")].data[row];
+            // A change is a difference of float32 values: rounding of the values themselves bounds it from below.
+            let rounding = 1e-7 * l2(&now[name]);
+            let rel = loose.max(10.0 * noise);
+            assert_close(&format!("{} {key} change of {name}", self.name), &[l2(&change)], &[want], rounding, rel);
+            for k in 0..3 {
+                let at = self.arrays[index].data[3 * row + k] as usize;
+                let want = self.arrays[&format!("{key}.val")].data[3 * row + k];
+                let spread = l2(&change) / (change.len() as f64).sqrt();
+                let what = format!("{} {key} {name}[{at}]", self.name);
+                assert_close(&what, &[now[name][at]], &[want], rel * spread + 1e-7 * want.abs(), 1e-6);
+            }
+        }
+    }
+}
+
+type Values = BTreeMap<String, Vec<f64>>;
+
+fn groups(lr: f64) -> [GroupScalars; 3] {
+    let group = |weight_decay| GroupScalars { lr, momentum: 0.937, weight_decay };
+    [group(0.0), group(5e-4), group(0.0)]
+}
+
+fn commit(kind: OptimizerKind, lr: f64, step: u64) -> CommitStep {
+    let decay = 0.9999 * (1.0 - (-(step as f64) / 2000.0).exp());
+    CommitStep { kind, groups: groups(lr), beta2: 0.999, eps: 1e-8, clip: 10.0, step, ema_decay: Some(decay) }
+}
+
+#[test]
+fn losses_and_gradients_agree() {
+    for name in CASES {
+        let case = Case::load(name);
+        let mut step = case.step::<f32>(OptimizerKind::Sgd);
+        case.check_losses(0, &step.run(), 1e-5);
+        let gradients = step.named(Region::Gradients, Region::Buffers);
+        for (row, param) in case.params.iter().enumerate() {
+            if case.arrays["grad.f32_rel_l2"].data[row] > 0.01 {
+                continue;
+            }
+            let g = &gradients[param];
+            let l2 = g.iter().map(|v| v * v).sum::<f64>().sqrt();
+            let want = case.arrays["grad.l2"].data[row];
+            assert_close(&format!("{name} gradient of {param}"), &[l2], &[want], 0.0, 1e-3);
+            for k in 0..3 {
+                let at = case.arrays["param.idx"].data[3 * row + k] as usize;
+                let value = case.arrays["grad.val"].data[3 * row + k];
+                let noise = 1e-3 * want / (g.len() as f64).sqrt();
+                assert_close(&format!("{name} gradient of {param}[{at}]"), &[g[at]], &[value], noise, 1e-3);
+            }
+        }
+        let statistics = step.named(Region::Weights, Region::Buffers);
+        for (row, stat) in case.stats.iter().enumerate() {
+            let l2 = statistics[stat].iter().map(|v| v * v).sum::<f64>().sqrt();
+            let want = case.arrays["stat1.l2"].data[row];
+            assert_close(&format!("{name} {stat}"), &[l2], &[want], 0.0, 1e-5);
+        }
+    }
+}
+
+#[test]
+fn losses_agree_in_float64() {
+    for name in ["yolov9-t-nc80", "yolov9-cmicro-nc5"] {
+        let case = Case::load(name);
+        let mut step = case.step::<f64>(OptimizerKind::Sgd);
+        // The expectations are stored with nine digits; float32 is where they come from.
+        case.check_losses(0, &step.run(), 2e-7);
+    }
+}
+
+/// Steps in a row amplify rounding: by the third, float32 runs of yolov9-s differ by 1 % among themselves. The update
+/// rules are therefore compared in float64, as the expectations were computed, at the stated tolerances; float32 is
+/// held to them for the first two steps.
+fn sgd_steps<T: Runs + From<f32>>(steps: usize) {
+    for name in CASES {
+        let case = Case::load(name);
+        let mut step = case.step::<T>(OptimizerKind::Sgd);
+        let start = step.named(Region::Weights, Region::Buffers);
+        let tolerances = [(1e-5, 2e-4), (1e-4, 1e-3), (1e-3, 5e-3)];
+        for (index, (loss, norm)) in tolerances.into_iter().enumerate().take(steps) {
+            case.check_losses(index, &step.run(), loss);
+            let report = step.executor.commit(&commit(OptimizerKind::Sgd, 0.01, index as u64 + 1)).expect("commits");
+            let want = case.json["losses"][index]["grad_norm_before_clip"].as_f64().expect("a norm");
+            assert!(report.applied);
+            assert_close(&format!("{name} norm {index}"), &[report.grad_norm], &[want], 0.0, norm);
+            let now = step.named(Region::Weights, Region::Buffers);
+            let average = step.named(Region::EmaWeights, Region::EmaBuffers);
+            let (number, loose) = (index + 1, if index == 0 { 2e-3 } else { 2e-2 });
+            if index != 1 {
+                case.check_rows(&format!("sgd{number}"), &case.params, "param.idx", &now, &start, loose);
+                case.check_rows(&format!("ema{number}"), &case.params, "param.idx", &average, &start, loose);
+                case.check_rows(&format!("stat{number}"), &case.stats, "stat.idx", &now, &start, loose);
+                case.check_rows(&format!("statema{number}"), &case.stats, "stat.idx", &average, &start, loose);
+            }
+        }
+    }
+}
+
+#[test]
+fn three_sgd_steps_agree() {
+    sgd_steps::<f64>(3);
+}
+
+#[test]
+fn two_sgd_steps_agree_in_float32() {
+    sgd_steps::<f32>(2);
+}
+
+/// In float64: AdamW divides by the gradient's size, so that entries near zero change sign with float32's rounding.
+#[test]
+fn an_adamw_step_agrees() {
+    for name in CASES {
+        let case = Case::load(name);
+        let mut step = case.step::<f64>(OptimizerKind::AdamW);
+        let start = step.named(Region::Weights, Region::Buffers);
+        step.run();
+        step.executor.commit(&commit(OptimizerKind::AdamW, 0.001, 1)).expect("commits");
+        let now = step.named(Region::Weights, Region::Buffers);
+        case.check_rows("adamw1", &case.params, "param.idx", &now, &start, 2e-3);
+    }
+}
+
+/// Float32 differs from float64 by rounding alone: about as much as the reference's own float32 does.
+#[test]
+fn float32_gradients_are_as_exact_as_the_references() {
+    for name in CASES {
+        let case = Case::load(name);
+        let (mut single, mut double) = (case.step::<f32>(OptimizerKind::Sgd), case.step::<f64>(OptimizerKind::Sgd));
+        single.run();
+        double.run();
+        let single = single.named(Region::Gradients, Region::Buffers);
+        let double = double.named(Region::Gradients, Region::Buffers);
+        let mut noise: Vec<(f64, &String)> = case
+            .params
+            .iter()
+            .map(|p| {
+                let l2 = |v: &mut dyn Iterator<Item = f64>| v.map(|x| x * x).sum::<f64>().sqrt();
+                let difference = l2(&mut single[p].iter().zip(&double[p]).map(|(a, b)| a - b));
+                (difference / l2(&mut double[p].iter().copied()).max(1e-30), p)
+            })
+            .collect();
+        noise.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let median = noise[noise.len() / 2].0;
+        let reference = case.json["f32_noise"]["grad_rel_l2"]["median"].as_f64().expect("a median");
+        println!("{name}: median {median:.1e}, reference {reference:.1e}, worst {:?}", &noise[noise.len() - 3..]);
+        assert!(median < 4.0 * reference, "{name}: median noise {median} against {reference}");
+    }
+}

@@ -145,7 +145,8 @@ impl RunTensors {
 fn flat_weights(tensors: &NamedTensors, layout: &ParamLayout) -> Vec<f32> {
     let mut flat = vec![0.0; layout.weight_elements()];
     for slot in layout.slots().iter().filter(|s| s.param.group != ParamGroup::Buffer) {
-        let values = tensors.get(&slot.param.name).map(|t| &t.values).filter(|v| v.len() == slot.param.shape.elements());
+        let values =
+            tensors.get(&slot.param.name).map(|t| &t.values).filter(|v| v.len() == slot.param.shape.elements());
         if let Some(values) = values {
             slot.scatter(values, &mut flat);
         }
@@ -184,11 +185,11 @@ pub fn save_last(
         message: format!("the run's state cannot be written: {e}"),
     })?;
     meta.extra.insert(STATE_KEY.to_owned(), text);
-    describe(&mut meta, state);
+    describe(&mut meta, state, state.epoch);
     Ok(weights::save(path, &all, &meta)?)
 }
 
-/// Writes `best.safetensors` or the like: averaged weights only.
+/// Writes `best.safetensors` or the like: averaged weights only, trained for `epochs` epochs.
 ///
 /// # Errors
 /// The disk's.
@@ -197,15 +198,16 @@ pub fn save_weights(
     model: &Model,
     names: &[String],
     state: &RunState,
+    epochs: usize,
     ema: &NamedTensors,
 ) -> Result<(), TrainError> {
     let mut meta = WeightsMeta::of(model, names.to_vec(), false);
-    describe(&mut meta, state);
+    describe(&mut meta, state, epochs);
     Ok(weights::save(path, ema, &meta)?)
 }
 
-fn describe(meta: &mut WeightsMeta, state: &RunState) {
-    meta.extra.insert("epoch".to_owned(), state.epoch.to_string());
+fn describe(meta: &mut WeightsMeta, state: &RunState, epochs: usize) {
+    meta.extra.insert("epochs".to_owned(), epochs.to_string());
     meta.extra.insert("imgsz".to_owned(), state.options.imgsz.to_string());
 }
 
@@ -285,7 +287,8 @@ pub fn load_last(path: &Path) -> Result<Checkpoint, TrainError> {
         states,
         gradients: Some(gradients).filter(|g| !g.is_empty()),
     };
-    if tensors.states.iter().any(NamedTensors::is_empty) || (state.accumulator.pending > 0 && tensors.gradients.is_none())
+    if tensors.states.iter().any(NamedTensors::is_empty)
+        || (state.accumulator.pending > 0 && tensors.gradients.is_none())
     {
         return Err(broken("its optimiser state is incomplete".to_owned()));
     }

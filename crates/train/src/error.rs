@@ -49,6 +49,9 @@ pub enum TrainError {
     /// Weights for other classes than those of the data.
     #[error("{} knows {model} classes, {} has {data}", weights.display(), yaml.display())]
     ClassCount { weights: PathBuf, model: usize, yaml: PathBuf, data: usize },
+    /// The observer asked for it before there was a result.
+    #[error("{what} was stopped")]
+    Stopped { what: &'static str },
     /// None of the images could be used.
     #[error("none of the {count} images of {source_text} can be read; the first: {first}")]
     AllImagesBad { count: usize, source_text: String, first: String },

@@ -199,7 +199,8 @@ fn batches(samples: &[data::Sample], settings: &EvalSettings, stride: usize) -> 
     let (size, stride) = (settings.size as u32, stride as u32);
     if !settings.rect {
         let order: Vec<usize> = (0..samples.len()).collect();
-        let tasks = |ids: &[usize]| ids.iter().map(|&sample| Task::Validate { sample, frame_hw: [size, size] }).collect();
+        let tasks =
+            |ids: &[usize]| ids.iter().map(|&sample| Task::Validate { sample, frame_hw: [size, size] }).collect();
         return order.chunks(settings.batch.max(1)).map(tasks).collect();
     }
     let wh: Vec<[u32; 2]> = samples.iter().map(|s| [s.width, s.height]).collect();

@@ -137,7 +137,8 @@ pub(crate) fn tell_labels(samples: &[Sample], names: &[String], observer: &mut d
 pub(crate) fn digest(samples: &[Sample]) -> String {
     // FNV-1a over 64 bits: a change must be noticed, nobody attacks it.
     let mut hash = 0xCBF2_9CE4_8422_2325u64;
-    let mut add = |bytes: &[u8]| bytes.iter().for_each(|&b| hash = (hash ^ u64::from(b)).wrapping_mul(0x0100_0000_01B3));
+    let mut add =
+        |bytes: &[u8]| bytes.iter().for_each(|&b| hash = (hash ^ u64::from(b)).wrapping_mul(0x0100_0000_01B3));
     for sample in samples {
         add(sample.path.file_name().unwrap_or_default().as_encoded_bytes());
         add(&[sample.width.to_le_bytes(), sample.height.to_le_bytes()].concat());
@@ -158,7 +159,8 @@ pub(crate) fn pool(
     observer: &mut dyn Observer,
 ) -> Arc<ImagePool> {
     let size = u32::try_from(size).unwrap_or(u32::MAX);
-    let needed = ImagePool::new(Arc::clone(&samples), size, purpose, CacheMode::None, ImageLimits::default()).bytes_needed();
+    let needed =
+        ImagePool::new(Arc::clone(&samples), size, purpose, CacheMode::None, ImageLimits::default()).bytes_needed();
     let bytes = match cache {
         Cache::None => SMALL_CACHE,
         Cache::Ram | Cache::Disk => {

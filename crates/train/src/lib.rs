@@ -1,13 +1,14 @@
 //! From options to a finished run: training, validation and detection.
 //!
-//! The three commands are library functions:
-//! - `run(&TrainOptions, &mut dyn Observer) -> Result<TrainSummary, TrainError>`
-//! - `validate(&ValOptions, &mut dyn Observer) -> Result<ValSummary, TrainError>`
-//! - `detect(&DetectOptions, &mut dyn Observer) -> Result<DetectSummary, TrainError>`
+//! The three commands are library functions: [`run`] trains, [`validate`] and [`detect`] use a weight file. They print
+//! nothing: an [`Observer`] gets log lines, warnings and progress. [`TrainError::hint`] says what to do.
 //!
-//! They print nothing: an [`Observer`] gets log lines, warnings and progress. [`TrainError::hint`] says what to do.
+//! The way of a run: `setup` settles options, model and weights, `image_set` scans, `work` names the samples of each
+//! batch, `plans` compiles graphs, `step` runs and commits them, `evaluate` validates, `checkpoint` keeps it all, and
+//! `trainer` holds them together.
 
 mod checkpoint;
+mod detection;
 mod device;
 pub mod early_stopping;
 pub mod ema;
@@ -21,14 +22,18 @@ mod pictures;
 mod plans;
 pub mod schedule;
 mod setup;
+mod source;
 mod step;
 mod summary;
 mod table;
 mod trainer;
+mod validate;
 mod work;
 
+pub use detection::detect;
 pub use error::TrainError;
 pub use observer::{Observer, Progress, Silent, TrainProgress};
 pub use options::{Cache, DetectOptions, Optimizer, Precision, Resume, Task, TrainOptions, ValOptions};
 pub use summary::{ClassMetrics, DetectSummary, FoundBox, FoundImage, Metrics, TrainEnd, TrainSummary, ValSummary};
 pub use trainer::run;
+pub use validate::validate;

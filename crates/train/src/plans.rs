@@ -84,7 +84,12 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
-    pub fn upload(&self, executor: &mut dyn Executor, pixels: &[u8], targets: Option<&PackedTargets>) -> Result<(), TrainError> {
+    pub fn upload(
+        &self,
+        executor: &mut dyn Executor,
+        pixels: &[u8],
+        targets: Option<&PackedTargets>,
+    ) -> Result<(), TrainError> {
         executor.upload_u8(self.id, self.compiled.image, pixels)?;
         if let (Some(loss), Some(targets)) = (&self.compiled.loss, targets) {
             executor.upload_u32(self.id, loss.targets.offsets, &targets.offsets)?;
@@ -215,7 +220,12 @@ impl PlanCache {
     }
 
     /// Prepares a compiled graph.
-    pub fn add(&mut self, executor: &mut dyn Executor, shape: InputShape, compiled: Compiled) -> Result<Prepared, TrainError> {
+    pub fn add(
+        &mut self,
+        executor: &mut dyn Executor,
+        shape: InputShape,
+        compiled: Compiled,
+    ) -> Result<Prepared, TrainError> {
         let id = executor.prepare(Arc::clone(&compiled.plan))?;
         let prepared = Prepared { id, compiled };
         self.plans.insert(shape, prepared.clone());

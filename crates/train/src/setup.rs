@@ -14,8 +14,18 @@ use std::path::{Path, PathBuf};
 const MIN_SIZE: usize = 64;
 /// Options that may change when a run goes on: they do not change what is computed, or only how far.
 const CHANGEABLE: [&str; 12] = [
-    "epochs", "workers", "device", "cache", "patience", "noval", "nosave", "noplots", "save_period", "data",
-    "memory_budget", "resume",
+    "epochs",
+    "workers",
+    "device",
+    "cache",
+    "patience",
+    "noval",
+    "nosave",
+    "noplots",
+    "save_period",
+    "data",
+    "memory_budget",
+    "resume",
 ];
 
 /// Options with the checkpoint that they go on from.
@@ -135,7 +145,11 @@ fn check(options: &TrainOptions) -> Result<(), TrainError> {
         return Err(refuse("img", format!("{} must be between 1 and 16384", options.imgsz), None));
     }
     if options.multi_scale {
-        return Err(refuse("multi-scale", "training with changing sizes is not there yet".into(), Some("leave the flag out")));
+        return Err(refuse(
+            "multi-scale",
+            "training with changing sizes is not there yet".into(),
+            Some("leave the flag out"),
+        ));
     }
     if [options.cos_lr, options.flat_cos_lr, options.fixed_lr].iter().filter(|&&x| x).count() > 1 {
         return Err(refuse("cos-lr", "only one of --cos-lr, --flat-cos-lr and --fixed-lr can be obeyed".into(), None));
@@ -157,7 +171,8 @@ pub(crate) fn decay_of(options: &TrainOptions) -> Decay {
 pub(crate) fn round_size(size: usize, stride: usize, observer: &mut dyn Observer) -> usize {
     let rounded = size.max(1).div_ceil(stride.max(1)).saturating_mul(stride).max(MIN_SIZE.next_multiple_of(stride));
     if rounded != size {
-        observer.warn(&format!("--img {size} must be a multiple of {stride} of at least {MIN_SIZE}: {rounded} is used"));
+        observer
+            .warn(&format!("--img {size} must be a multiple of {stride} of at least {MIN_SIZE}: {rounded} is used"));
     }
     rounded
 }
@@ -204,7 +219,8 @@ pub(crate) fn begin(
             Model::from_yaml(&meta.model, model::Source::Text(path.display().to_string()), meta.yaml.clone(), Some(nc))?
         }
         (None, None) => {
-            let hint = Some("for instance --cfg yolov9-s.yaml to start from scratch, or --weights FILE to go on from one");
+            let hint =
+                Some("for instance --cfg yolov9-s.yaml to start from scratch, or --weights FILE to go on from one");
             return Err(TrainError::option("cfg", "neither a model nor weights are given", hint));
         }
     };

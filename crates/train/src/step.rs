@@ -79,7 +79,13 @@ impl Stepper {
     }
 
     /// Clips, steps and averages. `updates` counts this step too.
-    pub fn commit(&mut self, at: &Iteration, hyp_momentum: f64, weight_decay: f64, updates: u64) -> Result<CommitReport, TrainError> {
+    pub fn commit(
+        &mut self,
+        at: &Iteration,
+        hyp_momentum: f64,
+        weight_decay: f64,
+        updates: u64,
+    ) -> Result<CommitReport, TrainError> {
         // Only SGD warms its momentum up; the others take the value as their first beta.
         let momentum = if self.kind == OptimizerKind::Sgd { at.momentum } else { hyp_momentum };
         let decays = [0.0, weight_decay, 0.0];

@@ -52,6 +52,8 @@ struct Run {
     folder: PathBuf,
     csv: ResultsCsv,
     pictures: Vec<PathBuf>,
+    /// The best weights so far, where `--nosave` keeps them from the disk.
+    unsaved_best: Option<NamedTensors>,
 }
 
 struct Validation {
@@ -168,8 +170,13 @@ impl Run {
         let weights = folder.join("weights");
         std::fs::create_dir_all(&weights).map_err(TrainError::io("create", &weights))?;
         report::atomic::write_bytes_atomic(&folder.join("hyp.yaml"), hyp.to_yaml().as_bytes())?;
-        let text = serde_saphyr::to_string(&state.options).unwrap_or_default();
-        report::atomic::write_bytes_atomic(&folder.join("opt.yaml"), text.as_bytes())?;
+        let opt_path = folder.join("opt.yaml");
+        // Fails on paths that are no UTF-8, which a checkpoint could not hold either: better now than after an epoch.
+        let text = serde_saphyr::to_string(&state.options).map_err(|e| TrainError::Checkpoint {
+            path: opt_path.clone(),
+            message: format!("the options cannot be written: {e}"),
+        })?;
+        report::atomic::write_bytes_atomic(&opt_path, text.as_bytes())?;
         let csv_path = folder.join("results.csv");
         let csv = match state.epoch {
             0 => ResultsCsv::create(&csv_path, &[])?,
@@ -190,7 +197,20 @@ impl Run {
                 keep_pictures: false,
             },
         });
-        Ok(Self { model, names, state, schedule, stepper, work, pool, validation, folder, csv, pictures: Vec::new() })
+        Ok(Self {
+            model,
+            names,
+            state,
+            schedule,
+            stepper,
+            work,
+            pool,
+            validation,
+            folder,
+            csv,
+            pictures: Vec::new(),
+            unsaved_best: None,
+        })
     }
 
     fn train(&mut self, observer: &mut dyn Observer) -> Result<TrainSummary, TrainError> {
@@ -242,7 +262,8 @@ impl Run {
         let mut images = 0;
         let mut at = self.schedule.at(epoch * total + total - 1);
         while self.state.batch < total {
-            let batch = loader.next().ok_or_else(|| data::DataError::LoaderStopped { reason: "no batch is left".into() })??;
+            let batch =
+                loader.next().ok_or_else(|| data::DataError::LoaderStopped { reason: "no batch is left".into() })??;
             for problem in &batch.failures {
                 observer.warn(&format!("{problem}; its place stays grey"));
             }
@@ -321,8 +342,7 @@ impl Run {
         let tensors = self.tensors()?;
         let Some(validation) = self.validation.as_mut().filter(|_| wanted) else { return Ok(Some((tensors, None))) };
         validation.evaluator.set_training_weights(&tensors.ema)?;
-        let found =
-            evaluate(&mut validation.evaluator, &validation.pool, &self.names, &validation.settings, observer)?;
+        let found = evaluate(&mut validation.evaluator, &validation.pool, &self.names, &validation.settings, observer)?;
         Ok(found.map(|evaluation| (tensors, Some(evaluation))))
     }
 
@@ -360,16 +380,17 @@ impl Run {
         let stops = evaluation.is_some() && self.state.stopping.stops(epoch, patience);
         (self.state.epoch, self.state.batch, self.state.loss_sums) = (epoch + 1, 0, [0.0; 3]);
         let ends = stops || self.state.epoch == self.work.epochs;
+        if improved {
+            self.unsaved_best = Some(tensors.ema.clone());
+        }
         if !self.state.options.nosave || ends {
             // The best first: were the run killed in between, the older last would do this epoch again.
-            if improved {
-                checkpoint::save_weights(&self.best(), &self.model, &self.names, &self.state, &tensors.ema)?;
-            }
+            self.save_best()?;
             checkpoint::save_last(&self.last(), &self.model, &self.names, &self.state, &tensors)?;
             let period = usize::try_from(self.state.options.save_period).unwrap_or(0);
             if period > 0 && epoch % period == 0 {
                 let path = self.folder.join("weights").join(format!("epoch{epoch}.safetensors"));
-                checkpoint::save_weights(&path, &self.model, &self.names, &self.state, &tensors.ema)?;
+                checkpoint::save_weights(&path, &self.model, &self.names, &self.state, epoch + 1, &tensors.ema)?;
             }
         }
         if stops {
@@ -381,7 +402,18 @@ impl Run {
         Ok(stops)
     }
 
+    fn save_best(&mut self) -> Result<(), TrainError> {
+        match self.unsaved_best.take() {
+            Some(ema) => {
+                let epochs = self.state.stopping.best_epoch + 1;
+                checkpoint::save_weights(&self.best(), &self.model, &self.names, &self.state, epochs, &ema)
+            }
+            None => Ok(()),
+        }
+    }
+
     fn interrupted(&mut self) -> Result<TrainSummary, TrainError> {
+        self.save_best()?;
         let tensors = self.tensors()?;
         checkpoint::save_last(&self.last(), &self.model, &self.names, &self.state, &tensors)?;
         Ok(self.summary(TrainEnd::Interrupted))
@@ -394,7 +426,10 @@ impl Run {
             let ema = if best.is_file() { checkpoint::load_weights(&best)?.tensors } else { self.tensors()?.ema };
             let drawn = !self.state.options.noplots;
             if let Some(validation) = &mut self.validation {
-                observer.info(&format!("validating {}", if best.is_file() { best.display().to_string() } else { "the last weights".into() }));
+                observer.info(&format!(
+                    "validating {}",
+                    if best.is_file() { best.display().to_string() } else { "the last weights".into() }
+                ));
                 validation.evaluator.set_training_weights(&ema)?;
                 let settings = EvalSettings { keep_pictures: drawn, ..validation.settings.clone() };
                 let found = evaluate(&mut validation.evaluator, &validation.pool, &self.names, &settings, observer)?;

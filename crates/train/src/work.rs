@@ -2,8 +2,8 @@
 
 use crate::TrainError;
 use crate::hyp::Hyp;
-use data::rect::{RectPlan, rect_plan};
 use data::recipe::epoch_order;
+use data::rect::{RectPlan, rect_plan};
 use data::{AugmentConfig, Partners, RecipeMaker, Sample, Task};
 use std::sync::Arc;
 

@@ -1,0 +1,326 @@
+//! Detection on pictures.
+
+use crate::checkpoint::load_weights;
+use crate::device::Device;
+use crate::evaluate::{Evaluator, unpad};
+use crate::plans::{InputShape, PackedTargets};
+use crate::source::images_of;
+use crate::summary::{DetectSummary, FoundBox, FoundImage};
+use crate::validate::{check_thresholds, folded, fractions, model_of};
+use crate::{DetectOptions, Observer, Progress, TrainError, setup};
+use data::Picture;
+use data::decode::{ImageLimits, decode_file};
+use data::letterbox::{Letterbox, LetterboxOptions, letterbox};
+use data::resize::{Interpolation, resize};
+use detect::nms::{NmsConfig, suppress};
+use report::draw::{BoxStyle, Canvas, LabelledBox, label_text};
+use report::output_names::OutputNames;
+use report::predictions::{CocoDetection, ImageId, write_coco_json, write_yolo_rows, yolo_row};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Grey of the padding.
+const FILL: u8 = 114;
+/// Decimals of a confidence on a label.
+const DECIMALS: usize = 2;
+
+/// Finds objects on pictures; draws and writes what was asked for.
+///
+/// Each picture is put into the smallest rectangle of whole strides around it; with `save_raw` all are put into one
+/// square, so that their predictions have one shape.
+///
+/// # Errors
+/// Missing or damaged weights first, then a missing source; options out of range. A picture that cannot be read is
+/// named and left out; it is an error where none can be read.
+pub fn detect(options: &DetectOptions, observer: &mut dyn Observer) -> Result<DetectSummary, TrainError> {
+    let device = Device::choose(&options.device, observer)?;
+    check_thresholds(options.conf_thres, options.iou_thres, options.max_det)?;
+    let weights = load_weights(&options.weights)?;
+    let model = Arc::new(model_of(&options.weights, &weights)?);
+    let names = weights.meta.as_ref().map(|m| m.names.clone()).unwrap_or_default();
+    let frame_hw = frame(options, model.size_multiple(), observer)?;
+    if let Some(class) = options.classes.iter().flatten().find(|&&c| c >= model.nc) {
+        let message = format!("{class} is no class: ids go from 0 to {}", model.nc.saturating_sub(1));
+        return Err(TrainError::option("classes", message, None));
+    }
+    let sources = images_of(&options.source, observer)?;
+    let folder = report::run_folder::create_run_folder(&options.project, &options.name, options.exist_ok)?;
+    if options.save_txt {
+        let labels = folder.join("labels");
+        std::fs::create_dir_all(&labels).map_err(TrainError::io("create", &labels))?;
+    }
+    let mut evaluator = Evaluator::new(device, Arc::clone(&model), None);
+    evaluator.set_folded_weights(folded(&weights)?)?;
+    let mut run = Detection {
+        options,
+        stride: model.size_multiple() as u32,
+        frame_hw,
+        nc: model.nc,
+        names: &names,
+        nms: NmsConfig {
+            conf_threshold: options.conf_thres as f32,
+            iou_threshold: options.iou_thres,
+            multi_label: false,
+            agnostic: options.agnostic_nms,
+            classes: options.classes.as_ref().map(|c| c.iter().map(|&c| c as u32).collect()),
+            max_det: options.max_det,
+        },
+        folder: &folder,
+        output: OutputNames::default(),
+        images: Vec::new(),
+        coco: Vec::new(),
+        raw: Vec::new(),
+        anchors: 0,
+    };
+    let total = sources.len();
+    let mut skipped = 0;
+    let mut first_bad = None;
+    let mut waiting: Vec<Loaded> = Vec::new();
+    for (done, source) in sources.iter().enumerate() {
+        match run.load(source) {
+            Ok(loaded) => {
+                // Only pictures of one shape share a step; the order of the results is that of the sources.
+                if waiting.first().is_some_and(|w| w.fit.out_wh != loaded.fit.out_wh) {
+                    run.process(&mut evaluator, std::mem::take(&mut waiting), observer)?;
+                }
+                waiting.push(loaded);
+            }
+            Err(problem) => {
+                let problem = problem.to_problem(source).to_string();
+                observer.warn(&format!("{problem}; the image is skipped"));
+                first_bad.get_or_insert(problem);
+                skipped += 1;
+            }
+        }
+        if waiting.len() >= options.batch_size.max(1) || done + 1 == total {
+            run.process(&mut evaluator, std::mem::take(&mut waiting), observer)?;
+        }
+        observer.progress(&Progress::Detect { done: done + 1, total });
+        if observer.should_stop() {
+            run.process(&mut evaluator, std::mem::take(&mut waiting), observer)?;
+            break;
+        }
+    }
+    if let (true, Some(first)) = (run.images.is_empty(), first_bad) {
+        return Err(TrainError::AllImagesBad { count: skipped, source_text: options.source.clone(), first });
+    }
+    let json = run.write_files()?;
+    let images = run.images;
+    Ok(DetectSummary { folder, names, images, skipped, json })
+}
+
+/// Height and width that pictures are put into.
+fn frame(options: &DetectOptions, stride: usize, observer: &mut dyn Observer) -> Result<[u32; 2], TrainError> {
+    let wrong = |message: String| Err(TrainError::option("img", message, Some("one side, or height and width")));
+    let (height, width) = match options.imgsz[..] {
+        [side] => (side, side),
+        [height, width] => (height, width),
+        _ => return wrong(format!("{} numbers are given", options.imgsz.len())),
+    };
+    if [height, width].iter().any(|side| !(1..=16_384).contains(side)) {
+        return wrong(format!("{height} x {width}: each side must be between 1 and 16384"));
+    }
+    if options.save_raw.is_some() && height != width {
+        return wrong("--save-raw needs one side, for a square".to_owned());
+    }
+    let mut side = |side: usize| setup::round_size(side, stride, observer) as u32;
+    Ok(if height == width { [side(height); 2] } else { [side(height), side(width)] })
+}
+
+/// A picture on its way through the network.
+struct Loaded {
+    source: PathBuf,
+    picture: Picture,
+    fit: Letterbox,
+    /// Network pixels, RGB.
+    pixels: Vec<u8>,
+}
+
+struct Detection<'a> {
+    options: &'a DetectOptions,
+    stride: u32,
+    frame_hw: [u32; 2],
+    nc: usize,
+    names: &'a [String],
+    nms: NmsConfig,
+    folder: &'a Path,
+    output: OutputNames,
+    images: Vec<FoundImage>,
+    coco: Vec<CocoDetection>,
+    /// Predictions of all images, each (4 + nc, anchors).
+    raw: Vec<f32>,
+    anchors: usize,
+}
+
+impl Detection<'_> {
+    fn load(&self, source: &Path) -> Result<Loaded, data::DataError> {
+        let picture = decode_file(source, &ImageLimits::default())?;
+        let options = LetterboxOptions {
+            frame_hw: self.frame_hw,
+            minimum_rectangle: self.options.save_raw.is_none(),
+            scale_up: true,
+            stretch: false,
+            stride: self.stride,
+        };
+        let fit = letterbox(picture.width, picture.height, &options);
+        let pixels = padded(&picture, &fit);
+        Ok(Loaded { source: source.to_path_buf(), picture, fit, pixels })
+    }
+
+    /// Runs pictures of one shape and writes their results.
+    fn process(
+        &mut self,
+        evaluator: &mut Evaluator,
+        batch: Vec<Loaded>,
+        observer: &mut dyn Observer,
+    ) -> Result<(), TrainError> {
+        let Some(first) = batch.first() else { return Ok(()) };
+        let [width, height] = first.fit.out_wh.map(|v| v as usize);
+        let shape = InputShape { images: batch.len(), height, width };
+        let pixels: Vec<u8> = batch.iter().flat_map(|l| l.pixels.iter().copied()).collect();
+        let (rows, _) = evaluator.run(shape, &pixels, &PackedTargets::default(), 0)?;
+        let per_image = rows.len() / batch.len();
+        for (loaded, rows) in batch.iter().zip(rows.chunks(per_image.max(1))) {
+            if self.options.save_raw.is_some() {
+                self.keep_raw(rows);
+            }
+            self.result(loaded, rows, observer)?;
+        }
+        Ok(())
+    }
+
+    fn result(&mut self, loaded: &Loaded, rows: &[f32], observer: &mut dyn Observer) -> Result<(), TrainError> {
+        let original_hw = [loaded.picture.height, loaded.picture.width];
+        let gain = loaded.fit.ratio[0];
+        let boxes: Vec<FoundBox> = suppress(&self.nms, rows, 4 + self.nc, self.nc)
+            .iter()
+            .map(|d| FoundBox {
+                class: d.class as usize,
+                confidence: d.score,
+                xyxy: unpad(d.corners, gain, loaded.fit.pad, original_hw),
+            })
+            .collect();
+        let name = self.output.assign(&loaded.source);
+        if name.renamed && (!self.options.nosave || self.options.save_txt) {
+            let source = loaded.source.display();
+            observer.warn(&format!("{source}: another source has this name, results are called {}", name.stem));
+        }
+        observer.info(&self.line(loaded, &boxes));
+        if self.options.save_txt && !boxes.is_empty() {
+            let row = |b: &FoundBox| {
+                let xywh = fractions(b.xyxy, loaded.picture.width, loaded.picture.height);
+                yolo_row(b.class, xywh, self.options.save_conf.then_some(b.confidence))
+            };
+            let rows: Vec<String> = boxes.iter().map(row).collect();
+            write_yolo_rows(&self.folder.join("labels").join(format!("{}.txt", name.stem)), &rows)?;
+        }
+        if self.options.json {
+            let id = ImageId::from_stem(&name.stem);
+            for b in &boxes {
+                self.coco.push(CocoDetection::new(id.clone(), b.class as u32, b.xyxy, b.confidence)?);
+            }
+        }
+        let picture = if self.options.nosave { None } else { Some(self.draw(loaded, &boxes, &name.stem)?) };
+        let (width, height) = (loaded.picture.width, loaded.picture.height);
+        self.images.push(FoundImage { source: loaded.source.clone(), width, height, picture, boxes });
+        Ok(())
+    }
+
+    /// Such as `photo.jpg: 416x640 2 cats, 1 dog`.
+    fn line(&self, loaded: &Loaded, boxes: &[FoundBox]) -> String {
+        let mut counts = vec![0usize; self.nc];
+        boxes.iter().for_each(|b| counts[b.class] += 1);
+        let found: Vec<String> = counts
+            .iter()
+            .enumerate()
+            .filter(|(_, n)| **n > 0)
+            .map(|(class, n)| {
+                let name = self.names.get(class).cloned().unwrap_or_else(|| class.to_string());
+                format!("{n} {name}{}", if *n > 1 { "s" } else { "" })
+            })
+            .collect();
+        let found = if found.is_empty() { "(no detections)".to_owned() } else { found.join(", ") };
+        let [width, height] = loaded.fit.out_wh;
+        format!("{}: {height}x{width} {found}", loaded.source.display())
+    }
+
+    fn draw(&self, loaded: &Loaded, boxes: &[FoundBox], stem: &str) -> Result<PathBuf, TrainError> {
+        let (width, height) = (loaded.picture.width as usize, loaded.picture.height as usize);
+        let mut canvas = Canvas::from_rgb(width, height, loaded.picture.data.clone())?;
+        // The weakest first, so that the strongest lie on top.
+        let labelled: Vec<LabelledBox> = boxes
+            .iter()
+            .rev()
+            .map(|b| {
+                let confidence = (!self.options.hide_conf).then_some(b.confidence);
+                let label = match self.options.hide_labels {
+                    true => String::new(),
+                    false => label_text(self.names, b.class, confidence, DECIMALS),
+                };
+                LabelledBox { xyxy: b.xyxy, class: b.class, label }
+            })
+            .collect();
+        let style = BoxStyle::for_picture(width, height);
+        let style = self.options.line_thickness.map_or(style, |lines| style.with_line_width(lines));
+        canvas.boxes(&labelled, style);
+        let suffix = loaded.source.extension().and_then(|e| e.to_str()).unwrap_or_default().to_ascii_lowercase();
+        let suffix = if ["jpg", "jpeg", "png", "bmp", "webp", "tif", "tiff"].contains(&suffix.as_str()) {
+            suffix
+        } else {
+            "jpg".into()
+        };
+        let path = self.folder.join(format!("{stem}.{suffix}"));
+        report::jpeg::save_picture(&path, &canvas)?;
+        Ok(path)
+    }
+
+    /// Rows of anchors to columns of anchors.
+    fn keep_raw(&mut self, rows: &[f32]) {
+        let columns = 4 + self.nc;
+        self.anchors = rows.len() / columns;
+        for column in 0..columns {
+            self.raw.extend(rows.iter().skip(column).step_by(columns));
+        }
+    }
+
+    fn write_files(&self) -> Result<Option<PathBuf>, TrainError> {
+        if let Some(path) = &self.options.save_raw {
+            let shape = vec![self.images.len(), 4 + self.nc, self.anchors];
+            let bytes: Vec<u8> = self.raw.iter().flat_map(|v| v.to_le_bytes()).collect();
+            let broken = |e: safetensors::SafeTensorError| TrainError::Checkpoint {
+                path: path.clone(),
+                message: format!("predictions cannot be written: {e}"),
+            };
+            let view = safetensors::tensor::TensorView::new(safetensors::Dtype::F32, shape, &bytes).map_err(broken)?;
+            let file = safetensors::serialize([("predictions", view)], None).map_err(broken)?;
+            report::atomic::write_bytes_atomic(path, &file)?;
+        }
+        if !self.options.json {
+            return Ok(None);
+        }
+        let path = self.folder.join("predictions.json");
+        write_coco_json(&path, &self.coco)?;
+        Ok(Some(path))
+    }
+}
+
+/// The picture, scaled and padded to its frame.
+fn padded(picture: &Picture, fit: &Letterbox) -> Vec<u8> {
+    let [out_w, out_h] = fit.out_wh.map(|v| v as usize);
+    let [w, h] = fit.content_wh;
+    let scaled;
+    let content = if (picture.width, picture.height) == (w, h) {
+        picture
+    } else {
+        scaled = resize(picture, w, h, Interpolation::Bilinear);
+        &scaled
+    };
+    let mut pixels = vec![FILL; out_w * out_h * 3];
+    let [x0, y0] = fit.content_xy.map(|v| v as usize);
+    let row = w as usize * 3;
+    for y in 0..h as usize {
+        let start = ((y0 + y) * out_w + x0) * 3;
+        pixels[start..start + row].copy_from_slice(content.row(y));
+    }
+    pixels
+}

@@ -1,0 +1,159 @@
+//! Whole runs of a tiny data set: what a run leaves behind, and that neither threads nor interruptions change it.
+
+mod common;
+
+use common::{Memory, data_set, tiny};
+use std::path::{Path, PathBuf};
+use train::{Optimizer, Resume, TrainEnd, TrainError, TrainOptions, run};
+
+/// Every tensor of a checkpoint: averages, raw weights, optimiser state, waiting gradients.
+fn tensors(path: &Path) -> model::NamedTensors {
+    model::weights::load(path).unwrap().tensors
+}
+
+fn trained(options: &TrainOptions) -> PathBuf {
+    run(options, &mut Memory::default()).unwrap().last.unwrap()
+}
+
+#[test]
+fn interrupted_runs_end_bit_for_bit_as_whole_ones() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = data_set(folder.path(), 8, 2);
+    for optimizer in [Optimizer::Sgd, Optimizer::AdamW] {
+        let options = |name: &str| TrainOptions { optimizer, ..tiny(folder.path(), &data, name) };
+        let whole = trained(&options("whole"));
+        // After 1 batch a gradient waits inside of an epoch; after 4 one waits that began in the epoch before.
+        for stop in [1, 4] {
+            let name = format!("cut{stop}");
+            let cut = run(&options(&name), &mut Memory::stopping_after(stop)).unwrap();
+            assert_eq!(cut.end, TrainEnd::Interrupted);
+            let wish = TrainOptions { resume: Some(Resume::From(cut.folder.clone())), ..TrainOptions::default() };
+            let resumed = run(&wish, &mut Memory::default()).unwrap();
+            assert_eq!((resumed.end, resumed.epochs, &resumed.folder), (TrainEnd::Finished, 2, &cut.folder));
+            assert!(tensors(&whole) == tensors(&resumed.last.unwrap()), "{optimizer:?} cut after {stop} batches");
+            let csv = |run: &Path| std::fs::read_to_string(run.join("results.csv")).unwrap();
+            assert_eq!(csv(whole.parent().unwrap().parent().unwrap()), csv(&resumed.folder));
+        }
+    }
+}
+
+#[test]
+fn yolov9_t_trains_the_same_weights_on_one_and_two_threads() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = data_set(folder.path(), 4, 1);
+    let with_threads = |threads: usize| {
+        let cfg = Some(PathBuf::from("models/detect/yolov9-t.yaml"));
+        let options = TrainOptions { cfg, epochs: 1, noval: true, ..tiny(folder.path(), &data, "t") };
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        tensors(&pool.install(|| trained(&options)))
+    };
+    assert!(with_threads(1) == with_threads(2));
+}
+
+#[test]
+fn one_and_two_threads_train_the_same_weights() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = data_set(folder.path(), 6, 2);
+    let with_threads = |threads: usize| {
+        let options = TrainOptions { workers: threads, ..tiny(folder.path(), &data, "threads") };
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        tensors(&pool.install(|| trained(&options)))
+    };
+    assert!(with_threads(1) == with_threads(2));
+}
+
+#[test]
+fn a_run_leaves_its_files_and_can_be_extended() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = data_set(folder.path(), 5, 3);
+    let options = TrainOptions { noplots: false, save_period: 1, ..tiny(folder.path(), &data, "files") };
+    let mut memory = Memory::default();
+    let summary = run(&options, &mut memory).unwrap();
+    for name in ["results.csv", "hyp.yaml", "opt.yaml", "train_batch0.jpg", "train_batch2.jpg", "val_batch0_labels.jpg"]
+    {
+        assert!(summary.folder.join(name).is_file(), "{name}");
+    }
+    for name in ["last", "best", "epoch0", "epoch1"] {
+        assert!(summary.folder.join(format!("weights/{name}.safetensors")).is_file(), "{name}");
+    }
+    assert!(summary.pictures.iter().all(|p| p.is_file()) && summary.pictures.len() == 5);
+    let table = report::results_csv::read_results(&summary.folder.join("results.csv")).unwrap();
+    assert_eq!(table.rows.len(), 2);
+    assert!(table.rows.iter().flatten().all(|v| v.is_finite()));
+    assert!(table.rows.iter().all(|r| r[1] > 0.0 && r[8] > 0.0), "losses of training and validation");
+    assert!(memory.lines.iter().any(|l| l.contains("closing mosaic")));
+
+    let again = |epochs: usize, given: &[&str]| TrainOptions {
+        resume: Some(Resume::From(summary.folder.join("weights/last.safetensors"))),
+        epochs,
+        batch_size: 4,
+        given: given.iter().map(|s| s.to_string()).collect(),
+        ..TrainOptions::default()
+    };
+    let finished = run(&again(2, &["epochs"]), &mut Memory::default()).unwrap_err();
+    assert!(matches!(finished, TrainError::Resume { .. }) && finished.hint().unwrap().contains("--epochs"));
+    let refused = run(&again(3, &["epochs", "batch-size"]), &mut Memory::default()).unwrap_err();
+    assert!(refused.to_string().contains("--batch 4 was asked for, but the run has 3"), "{refused}");
+    let longer = run(&again(3, &["epochs"]), &mut Memory::default()).unwrap();
+    assert_eq!(longer.epochs, 3);
+
+    std::fs::write(summary.folder.join("../changed"), "").unwrap();
+    std::fs::write(folder.path().join("labels/train/train00.txt"), "1 0.5 0.5 0.2 0.2\n").unwrap();
+    let changed = run(&again(4, &["epochs"]), &mut Memory::default()).unwrap_err();
+    assert!(changed.to_string().contains("has changed since it began"), "{changed}");
+}
+
+#[test]
+fn nan_stops_the_run_and_names_epoch_batch_and_term() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = data_set(folder.path(), 6, 1);
+    let model = model::Model::load("yolov9-t", Some(2)).unwrap();
+    let mut weights = model::init(&model, 0).unwrap();
+    weights.values_mut("model.0.conv.weight").unwrap()[0] = f32::NAN;
+    let path = folder.path().join("nan.safetensors");
+    let meta = model::weights::WeightsMeta::of(&model, vec!["red".to_owned(), "blue".to_owned()], false);
+    model::weights::save(&path, &weights, &meta).unwrap();
+    let options = TrainOptions { weights: Some(path), cfg: None, ..tiny(folder.path(), &data, "nan") };
+    let error = run(&options, &mut Memory::default()).unwrap_err();
+    assert!(error.to_string().ends_with("is not finite in epoch 0, batch 0"), "{error}");
+    assert!(matches!(&error, TrainError::NotFinite { term, kept: None, .. } if term.contains("loss")), "{error}");
+    assert!(!folder.path().join("runs/nan/weights/last.safetensors").exists());
+}
+
+#[test]
+fn truncated_checkpoint_says_how_many_bytes_are_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = data_set(folder.path(), 3, 1);
+    let options = TrainOptions { epochs: 1, ..tiny(folder.path(), &data, "cut") };
+    let last = trained(&options);
+    let bytes = std::fs::read(&last).unwrap();
+    std::fs::write(&last, &bytes[..bytes.len() / 2]).unwrap();
+    let wish = TrainOptions { resume: Some(Resume::From(last)), ..TrainOptions::default() };
+    let message = run(&wish, &mut Memory::default()).unwrap_err().to_string();
+    assert!(message.contains("truncated") && message.contains(&bytes.len().to_string()), "{message}");
+}
+
+#[test]
+fn options_that_cannot_be_obeyed_are_refused_by_name() {
+    let base = TrainOptions { cfg: Some(PathBuf::from("yolov9-t")), ..TrainOptions::default() };
+    let refuse = |options: TrainOptions, flag: &str| {
+        let error = run(&options, &mut Memory::default()).unwrap_err();
+        assert!(error.to_string().starts_with(&format!("--{flag}: ")), "{error}");
+    };
+    refuse(TrainOptions { epochs: 0, ..base.clone() }, "epochs");
+    refuse(TrainOptions { batch_size: -1, ..base.clone() }, "batch");
+    refuse(TrainOptions { batch_size: 0, ..base.clone() }, "batch");
+    refuse(TrainOptions { multi_scale: true, ..base.clone() }, "multi-scale");
+    refuse(TrainOptions { cos_lr: true, fixed_lr: true, ..base.clone() }, "cos-lr");
+    refuse(TrainOptions { device: "gpu?".to_owned(), ..base }, "device");
+}
+
+#[test]
+fn a_card_that_is_not_there_is_warned_about_not_refused() {
+    let mut memory = Memory::default();
+    let options =
+        TrainOptions { device: "0".to_owned(), data: PathBuf::from("nowhere.yaml"), ..TrainOptions::default() };
+    let error = run(&options, &mut memory).unwrap_err();
+    assert!(matches!(error, TrainError::Missing { .. }), "{error}");
+    assert!(memory.warnings[0].contains("--device 0"));
+}

@@ -75,7 +75,11 @@ impl Failure {
 
 impl From<TrainError> for Failure {
     fn from(error: TrainError) -> Self {
-        let code = if matches!(error, TrainError::Option { .. }) { WRONG_USAGE } else { FAILED };
+        let code = match error {
+            TrainError::Option { .. } => WRONG_USAGE,
+            TrainError::Stopped { .. } => INTERRUPTED,
+            _ => FAILED,
+        };
         Self::of(&error, error.hint(), code)
     }
 }

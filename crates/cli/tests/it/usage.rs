@@ -1,0 +1,104 @@
+//! Command lines that cannot be obeyed end with 2 and say why; harmless flags of the reference are ignored aloud.
+
+use crate::harness::Place;
+
+fn wrong(args: &[&str]) -> String {
+    let ran = Place::new().run(args);
+    assert_eq!(ran.code, Some(2), "{ran:?}");
+    assert!(!ran.stdout.contains("Results saved"), "{ran:?}");
+    ran.stderr
+}
+
+#[test]
+fn unknown_commands_flags_and_values() {
+    for (args, expected) in [
+        (["tarin", "--epochs", "1"].as_slice(), "unrecognized subcommand 'tarin'"),
+        (&["train", "--epochz", "1"], "unexpected argument '--epochz'"),
+        (&["train", "--epochs", "many"], "invalid value 'many' for '--epochs <N>'"),
+        (&["train", "--optimizer", "Adagrad"], "possible values: SGD, Adam, AdamW, LION"),
+        (&["train", "--memory-budget", "10parsec"], "'parsec' is no unit of bytes"),
+        (&["info"], "<MODEL>"),
+    ] {
+        let stderr = wrong(args);
+        assert!(stderr.contains(expected), "{args:?}: {stderr}");
+    }
+}
+
+#[test]
+fn no_command_shows_the_help() {
+    assert!(wrong(&[]).contains("Usage: yolov9"));
+}
+
+#[test]
+fn refused_flags_say_why_and_what_to_do_instead() {
+    for (args, reason) in [
+        (["train", "--evolve"].as_slice(), "--evolve: hyper-parameters are not searched for"),
+        (&["train", "--evolve", "300"], "--evolve: hyper-parameters are not searched for"),
+        (&["train", "--image-weights"], "--image-weights: images are drawn with equal weight"),
+        (&["train", "--quad"], "--quad: batches of quadruple size are not built"),
+        (&["train", "--bucket", "gs://b"], "--bucket: runs are not uploaded"),
+        (&["val", "--augment"], "--augment: test-time augmentation is not supported"),
+        (&["val", "--task", "study"], "--task study: sweeps over sizes and thresholds are not supported"),
+        (&["val", "--weights", "a.pt", "b.pt"], "--weights: ensembles of several files are not supported"),
+        (&["detect", "--weights", "a.pt", "b.pt"], "--weights: ensembles of several files are not supported"),
+        (&["detect", "--weights", ""], "--weights: no file is named"),
+        (&["detect", "--save-crop"], "--save-crop: boxes are not cut out"),
+        (&["info", "yolov9-s", "--threads", "0"], "--threads: at least one thread is needed"),
+        (&["info", "a.safetensors", "--nc", "3"], "--nc: weights have the number of classes"),
+    ] {
+        let stderr = wrong(args);
+        assert!(stderr.starts_with(&format!("error: {reason}")), "{args:?}: {stderr}");
+        assert!(stderr.contains("\nhint: "), "{args:?}: {stderr}");
+    }
+}
+
+#[test]
+fn harmless_flags_are_ignored_with_a_warning() {
+    let args = [
+        "train_dual",
+        "--local_rank",
+        "-1",
+        "--sync-bn",
+        "--noautoanchor",
+        "--entity",
+        "me",
+        "--upload_dataset",
+        "--bbox_interval",
+        "-1",
+        "--artifact_alias",
+        "latest",
+        "--label-smoothing",
+        "0.1",
+        "--data",
+        "none.yaml",
+    ];
+    let ran = Place::new().run(&args);
+    let warnings = ran.labelled("warning");
+    for flag in [
+        "local_rank",
+        "sync-bn",
+        "noautoanchor",
+        "entity",
+        "upload_dataset",
+        "bbox_interval",
+        "artifact_alias",
+        "label-smoothing",
+    ] {
+        let start = format!("--{flag} is ignored: ");
+        assert!(warnings.iter().any(|w| w.starts_with(&start)), "{flag}: {ran:?}");
+    }
+    // What fails is the missing data set, not the flags.
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+}
+
+#[test]
+fn options_out_of_range_are_wrong_usage() {
+    let place = Place::new();
+    place.data_set(1, "0 .5 .5 .2 .2\n");
+    let base = ["train", "--data", "set/data.yaml", "--cfg", "yolov9-t"];
+    for more in [["--epochs", "0"], ["--batch", "0"], ["--batch-size", "-1"], ["--img", "0"], ["--freeze", "999"]] {
+        let ran = place.run(&[base.as_slice(), &more].concat());
+        assert_eq!(ran.code, Some(2), "{more:?}: {ran:?}");
+        assert_eq!(ran.labelled("error").len(), 1, "{more:?}: {ran:?}");
+    }
+}

@@ -53,11 +53,6 @@ impl Evaluator {
         Ok(())
     }
 
-    /// Bytes of the arena and the weights.
-    pub fn memory(&self) -> u64 {
-        self.running.as_ref().map_or(0, |(e, l)| e.arena_bytes() + 4 * l.weight_elements() as u64)
-    }
-
     /// Predictions (images, anchors, 4 + nc) of a batch of pixels, and its losses where this was made with a loss.
     pub fn run(
         &mut self,

@@ -15,7 +15,7 @@ pub enum Decay {
 }
 
 impl Decay {
-    /// Factor of `lr0` in `epoch` of `epochs`; `lrf` at `epoch == epochs`.
+    /// Factor of `lr0` in `epoch` of `epochs`, from 1 down to `lrf`.
     pub fn factor(self, epoch: usize, epochs: usize, lrf: f64) -> f64 {
         let cosine = |x: f64, length: f64| (1.0 - (PI * x / length).cos()) / 2.0 * (lrf - 1.0) + 1.0;
         let (x, length) = (epoch as f64, epochs.max(1) as f64);
@@ -24,7 +24,9 @@ impl Decay {
             Self::Cosine => cosine(x, length),
             Self::FlatCosine => {
                 let flat = epochs / 2;
-                if epoch <= flat { 1.0 } else { cosine((epoch - flat) as f64, (epochs - flat) as f64) }
+                // Of an odd number of epochs both halves have the shorter length, as in the reference: the rate is
+                // lowest one epoch before the end.
+                if epoch <= flat { 1.0 } else { cosine((epoch - flat) as f64, flat.max(1) as f64) }
             }
             Self::Fixed => 1.0,
         }

@@ -25,7 +25,7 @@ fn interrupted_runs_end_bit_for_bit_as_whole_ones() {
         // After 1 batch a gradient waits inside of an epoch; after 4 one waits that began in the epoch before.
         for stop in [1, 4] {
             let name = format!("cut{stop}");
-            let cut = run(&options(&name), &mut Memory::stopping_after(stop)).unwrap();
+            let cut = run(&options(&name), &mut Memory { stop_after: Some(stop), ..Memory::default() }).unwrap();
             assert_eq!(cut.end, TrainEnd::Interrupted);
             let wish = TrainOptions { resume: Some(Resume::From(cut.folder.clone())), ..TrainOptions::default() };
             let resumed = run(&wish, &mut Memory::default()).unwrap();

@@ -79,12 +79,6 @@ pub struct Memory {
     pub stop_after: Option<usize>,
 }
 
-impl Memory {
-    pub fn stopping_after(batches: usize) -> Self {
-        Self { stop_after: Some(batches), ..Self::default() }
-    }
-}
-
 impl Observer for Memory {
     fn info(&mut self, line: &str) {
         self.lines.push(line.to_owned());

@@ -35,7 +35,7 @@ impl Device {
     /// What compiling must know.
     pub fn backend(self) -> Box<dyn Backend> {
         match self {
-            Self::Cpu => Box::new(cpu::CpuBackend::default()),
+            Self::Cpu => Box::new(cpu::CpuBackend),
         }
     }
 

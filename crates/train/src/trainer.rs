@@ -388,7 +388,7 @@ impl Run {
             self.save_best()?;
             checkpoint::save_last(&self.last(), &self.model, &self.names, &self.state, &tensors)?;
             let period = usize::try_from(self.state.options.save_period).unwrap_or(0);
-            if period > 0 && epoch % period == 0 {
+            if period > 0 && epoch.is_multiple_of(period) {
                 let path = self.folder.join("weights").join(format!("epoch{epoch}.safetensors"));
                 checkpoint::save_weights(&path, &self.model, &self.names, &self.state, epoch + 1, &tensors.ema)?;
             }

@@ -104,6 +104,40 @@ fn a_run_leaves_its_files_and_can_be_extended() {
 }
 
 #[test]
+fn single_branch_with_rectangles_one_class_and_frozen_layers_trains() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = data_set(folder.path(), 5, 2);
+    let options = tiny(folder.path(), &data, "gelan");
+    let cfg = options.cfg.clone().unwrap();
+    let text = std::fs::read_to_string(&cfg).unwrap();
+    let single = text.replace("[[3, 4, 5, 3, 9, 6], 1, DualDDetect, [nc]]", "[[3, 9, 6], 1, DDetect, [nc]]");
+    assert_ne!(text, single);
+    std::fs::write(&cfg, single).unwrap();
+    let options = TrainOptions { rect: true, single_cls: true, freeze: vec![1, 2], min_items: 1, ..options };
+    let last = trained(&options);
+    let model = model::weights::load(&last).unwrap().meta.unwrap().model().unwrap();
+    assert_eq!((model.nc, model.has_aux()), (1, false));
+    let (start, end) = (model::init(&model, 0).unwrap(), tensors(&last));
+    let moved = |name: &str| start.get(name).unwrap() != end.get(&format!("resume/weights/{name}")).unwrap();
+    assert!(!moved("model.1.conv.weight") && !moved("model.2.cv1.bn.bias"));
+    assert!(moved("model.0.conv.weight") && moved("model.10.cv3.0.2.bias"));
+}
+
+#[test]
+fn weights_of_another_run_start_a_new_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = data_set(folder.path(), 4, 1);
+    let first = trained(&TrainOptions { epochs: 1, ..tiny(folder.path(), &data, "first") });
+    let mut memory = Memory::default();
+    let options = TrainOptions { weights: Some(first), cfg: None, epochs: 1, ..tiny(folder.path(), &data, "second") };
+    run(&options, &mut memory).unwrap();
+    let line = memory.lines.iter().find(|l| l.contains("Transferred")).unwrap();
+    let counts = line.split("Transferred ").nth(1).unwrap().split(' ').next().unwrap();
+    let (have, all) = counts.split_once('/').unwrap();
+    assert_eq!(have, all, "{line}");
+}
+
+#[test]
 fn nan_stops_the_run_and_names_epoch_batch_and_term() {
     let folder = tempfile::tempdir().unwrap();
     let data = data_set(folder.path(), 6, 1);

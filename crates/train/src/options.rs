@@ -43,7 +43,7 @@ pub struct TrainOptions {
     /// All classes are one.
     pub single_cls: bool,
     pub optimizer: Optimizer,
-    /// Threads that load images; 0 loads on the training thread.
+    /// Threads that load images: at least one, at most as many as the machine has.
     pub workers: usize,
     /// Folder of runs.
     pub project: PathBuf,
@@ -132,9 +132,12 @@ pub enum Resume {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Cache {
+    /// Up to 256 MiB of pictures stay in memory all the same.
     #[default]
     None,
+    /// As many as fit into four fifths of the free memory.
     Ram,
+    /// As `Ram`, with a warning: nothing is kept on disk yet.
     Disk,
 }
 

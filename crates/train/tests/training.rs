@@ -138,6 +138,26 @@ fn weights_of_another_run_start_a_new_one() {
 }
 
 #[test]
+fn a_memory_budget_changes_no_weight_and_one_too_small_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = data_set(folder.path(), 4, 1);
+    let options = TrainOptions { epochs: 1, noval: true, ..tiny(folder.path(), &data, "budget") };
+    let mut memory = Memory::default();
+    let free = run(&options, &mut memory).unwrap();
+    let arena = |memory: &Memory| -> f64 {
+        let line = memory.lines.iter().find_map(|l| l.strip_prefix("memory of a step: ")).unwrap();
+        line.split(' ').next().unwrap().parse().unwrap()
+    };
+    let budget = (arena(&memory) * 0.9 * f64::from(1 << 20)) as u64;
+    let mut squeezed = Memory::default();
+    let tight = run(&TrainOptions { memory_budget: Some(budget), ..options.clone() }, &mut squeezed).unwrap();
+    assert!(arena(&squeezed) <= 0.91 * arena(&memory));
+    assert!(tensors(&free.last.unwrap()) == tensors(&tight.last.unwrap()));
+    let error = run(&TrainOptions { memory_budget: Some(1), ..options }, &mut Memory::default()).unwrap_err();
+    assert!(error.hint().unwrap().contains("--memory-budget"), "{error}");
+}
+
+#[test]
 fn nan_stops_the_run_and_names_epoch_batch_and_term() {
     let folder = tempfile::tempdir().unwrap();
     let data = data_set(folder.path(), 6, 1);

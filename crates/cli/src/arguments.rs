@@ -12,7 +12,7 @@ use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 #[command(after_help = "`yolov9 demo` trains a detector on built-in photographs in a few minutes.")]
 pub struct Arguments {
     /// Threads that compute [default: one a core]
-    #[arg(long, global = true, value_name = "N")]
+    #[arg(long, global = true, value_name = "N", display_order = 900)]
     threads: Option<usize>,
 
     #[command(subcommand)]

@@ -27,8 +27,6 @@ impl Device {
             }
             _ => return Err(TrainError::option("device", format!("'{text}' is no device"), Some("cpu, 0, or 0,1"))),
         }
-        let threads = rayon::current_num_threads();
-        observer.info(&format!("device: CPU, {threads} {}", if threads == 1 { "thread" } else { "threads" }));
         Ok(Self::Cpu)
     }
 

@@ -80,12 +80,11 @@ pub(crate) mod exp_const {
     /// 1.5 * 2^23: adding it rounds to an integer, which then sits in the low bits.
     pub const MAGIC: f32 = 12_582_912.0;
     /// Upper part of ln 2; ten bits, so its product with n is exact.
-    pub const LN2_HIGH: f32 = 0.693_359_375;
+    pub const LN2_HIGH: f32 = 355.0 / 512.0;
     /// ln 2 - LN2_HIGH.
     pub const LN2_LOW: f32 = -2.121_944_4e-4;
     /// Minimax polynomial of (e^r - 1 - r) / r^2, highest power first (Cephes' expf).
-    pub const POLY: [f32; 6] =
-        [1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 5.000_000_1e-1];
+    pub const POLY: [f32; 6] = [1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5];
 }
 
 #[inline(always)]

@@ -11,6 +11,7 @@ use graph::{
     StateSpec, TensorId,
 };
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Runs plans on the CPU with elements of type `T`: f32 for work, f64 to check gradients.
 ///
@@ -42,6 +43,32 @@ impl<T: Runs> CpuExecutor<T> {
     /// Adds the body of an external op.
     pub fn register(&mut self, name: &'static str, body: Body<T>) {
         self.registry.add(name, body);
+    }
+
+    /// Runs a plan and tells how long each op took, in plan order.
+    pub fn run_timed(&mut self, plan: PlanId) -> Result<Vec<Duration>, ExecError> {
+        let mut times = Vec::with_capacity(self.plans[plan.0].graph().nodes().len());
+        self.run_ops(plan, |run| {
+            let start = Instant::now();
+            run()?;
+            times.push(start.elapsed());
+            Ok(())
+        })?;
+        Ok(times)
+    }
+
+    /// Hands every op of a plan, in order, to `each` to be run.
+    fn run_ops(
+        &mut self,
+        plan: PlanId,
+        mut each: impl FnMut(&mut dyn FnMut() -> Result<(), ExecError>) -> Result<(), ExecError>,
+    ) -> Result<(), ExecError> {
+        let plan = &self.plans[plan.0];
+        let base = self.arena.base();
+        let (_, [weights, gradients, buffers]) =
+            self.regions.many([Region::Weights, Region::Gradients, Region::Buffers]);
+        let mut memory = Memory { plan, base, weights, gradients, buffers, registry: &self.registry };
+        (0..plan.graph().nodes().len()).try_for_each(|at| each(&mut || T::run_op(&mut memory, at)))
     }
 
     /// Reads an output in the executor's own type.
@@ -128,12 +155,7 @@ impl<T: Runs> Executor for CpuExecutor<T> {
     }
 
     fn run(&mut self, plan: PlanId) -> Result<(), ExecError> {
-        let plan = &self.plans[plan.0];
-        let base = self.arena.base();
-        let (_, [weights, gradients, buffers]) =
-            self.regions.many([Region::Weights, Region::Gradients, Region::Buffers]);
-        let mut memory = Memory { plan, base, weights, gradients, buffers, registry: &self.registry };
-        (0..plan.graph().nodes().len()).try_for_each(|at| T::run_op(&mut memory, at))
+        self.run_ops(plan, |run| run())
     }
 
     fn download(&self, plan: PlanId, tensor: TensorId) -> Result<Vec<f32>, ExecError> {

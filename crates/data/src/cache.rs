@@ -174,6 +174,10 @@ pub fn write(places: &[PathBuf], settings: &str, entries: &[Entry]) -> Option<Pa
             // Only the user's own cache folder is made; nothing is added to a data set but the file.
             std::fs::create_dir_all(folder).ok()?;
         }
+        // A folder without write permission is left alone even by those whom permissions do not stop.
+        if std::fs::metadata(folder).ok()?.permissions().readonly() {
+            return None;
+        }
         let mut file = tempfile::Builder::new().prefix(".scan-").tempfile_in(folder).ok()?;
         file.write_all(&header).ok()?;
         file.write_all(b"\n").ok()?;

@@ -7,6 +7,9 @@ use crate::{ChannelMap, DType, GraphError, Kind, Shape};
 use std::collections::HashMap;
 use std::sync::Arc;
 
+/// Largest side of a convolution's kernel.
+const MAX_KERNEL: usize = 11;
+
 /// Records ops in execution order and infers shapes.
 ///
 /// Scopes name the layer an op belongs to; parameters are declared first and handed to ops.
@@ -72,6 +75,10 @@ impl GraphBuilder {
         attrs: ConvAttrs,
     ) -> Result<TensorId, GraphError> {
         let shape = self.shape(x);
+        if !(1..=MAX_KERNEL).contains(&attrs.kernel) || attrs.stride == 0 {
+            let (scope, kernel, stride) = (self.scope.clone(), attrs.kernel, attrs.stride);
+            return Err(GraphError::Kernel { scope, kernel, stride });
+        }
         let ParamShape::Conv { out, in_per_group, .. } = self.graph.params[w.index()].shape else {
             return Err(self.mismatch("Conv2d", shape, Shape::vector(0)));
         };

@@ -9,6 +9,8 @@ pub enum GraphError {
     Shapes { op: &'static str, scope: String, left: Shape, right: Shape },
     #[error("{op} in {scope}: a picture of {height}x{width} is smaller than its {kernel}x{kernel} window")]
     Window { op: &'static str, scope: String, height: usize, width: usize, kernel: usize },
+    #[error("convolution in {scope}: kernel {kernel} and stride {stride} (1 to 11, and 1 or more, are possible)")]
+    Kernel { scope: String, kernel: usize, stride: usize },
     #[error("{op} in {scope}: {channels} channels do not divide into {groups} groups")]
     Groups { op: &'static str, scope: String, channels: usize, groups: usize },
     #[error("{op} in {scope}: channels {start}..{end} lie outside of a tensor with {channels}")]

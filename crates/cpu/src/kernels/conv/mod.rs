@@ -55,7 +55,10 @@ impl ConvAttrs {
 
     /// Panics unless input `x` (n, h, w, cin) and output `y` fit this convolution.
     fn check(&self, x: [usize; 4], y: [usize; 4], weights: usize) {
-        assert!(self.groups > 0 && x[3] % self.groups == 0 && y[3] % self.groups == 0, "{self:?} on {x:?} -> {y:?}");
+        assert!(
+            self.groups > 0 && x[3].is_multiple_of(self.groups) && y[3].is_multiple_of(self.groups),
+            "{self:?} on {x:?} -> {y:?}"
+        );
         assert!((1..=MAX_TAPS).contains(&self.taps()), "{self:?}");
         let [h, w] = self.output_size([x[1], x[2]]);
         assert_eq!([x[0], h, w], [y[0], y[1], y[2]], "{self:?} on {x:?}");

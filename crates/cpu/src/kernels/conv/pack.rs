@@ -35,7 +35,7 @@ impl Blocks {
         let total = self.vectors();
         match total {
             1 => (0, 1),
-            _ if total % 2 == 0 => (2 * b, 2),
+            _ if total.is_multiple_of(2) => (2 * b, 2),
             _ if b == 0 => (0, 3),
             _ => (2 * b + 1, 2),
         }

@@ -5,7 +5,7 @@ use crate::external::{ExternalIo, Registry};
 use crate::kernels::conv::{conv_data_grad, conv_forward, conv_weight_grad};
 use crate::kernels::{self as k, View, ViewMut, batch_norm as bn};
 use crate::regions::Regions;
-use graph::ops::{BnBranch, ConvAttrs, Normalize, Op, PoolAttrs, RunningStats};
+use graph::ops::{BnBranch, ConvAttrs, Op, PoolAttrs, RunningStats};
 use graph::{CommitReport, CommitStep, ExecError, ParamId, Plan, TensorId};
 
 /// What an op may touch while it runs: the arena and the flat buffers.
@@ -57,7 +57,12 @@ impl<T: Element> Memory<'_, T> {
     fn run(&mut self, at: usize) -> Result<(), ExecError> {
         let plan = self.plan;
         match &plan.graph().nodes()[at].op {
-            Op::Normalize(op) => self.normalize(op),
+            Op::Normalize(op) => {
+                let shape = plan.shape(op.x);
+                // SAFETY: raw inputs are dense and lie in the arena.
+                let x = unsafe { std::slice::from_raw_parts(self.pointer(op.x).cast::<u8>(), shape.elements()) };
+                k::normalize(x, shape.c, self.view_mut(op.y));
+            }
             Op::Conv2d(op) => {
                 let (x, y) = (self.conv_view(op.x, op.attrs), self.conv_view_mut(op.y, op.attrs));
                 let w = self.conv_weights(op.w, op.attrs);
@@ -96,26 +101,37 @@ impl<T: Element> Memory<'_, T> {
                 let branches = &branches[..op.branches.len()];
                 let scratch = self.scratch(at);
                 let s1 = self.vector_mut(op.s1);
-                let mut s2 = [self.vector_mut(op.s2[0]), self.vector_mut(op.s2[op.s2.len() - 1])];
-                let s2 = &mut s2[..op.s2.len()];
-                let (eps, sums) = (T::of_f64(op.eps), bn::BnSums { s1: &mut *s1, s2: &mut *s2 });
-                bn::bn_reduce(self.view(op.dy), branches, eps, op.act, sums, &mut [], scratch);
-                for (branch, s2) in op.branches.iter().zip(s2) {
-                    add_to(&mut self.gradients[plan.params().slot(branch.params.weight).range()], s2);
-                    add_to(&mut self.gradients[plan.params().slot(branch.params.bias).range()], s1);
+                let (dy, eps) = (self.view(op.dy), T::of_f64(op.eps));
+                let mut reduce = |s2: &mut [&mut [T]]| {
+                    bn::bn_reduce(dy, branches, eps, op.act, bn::BnSums { s1, s2 }, &mut [], scratch);
+                };
+                match op.s2[..] {
+                    [one] => reduce(&mut [self.vector_mut(one)]),
+                    [one, two] => reduce(&mut [self.vector_mut(one), self.vector_mut(two)]),
+                    _ => unreachable!("a batch norm has one or two branches"),
+                }
+                for (branch, &s2) in op.branches.iter().zip(&op.s2) {
+                    for (param, sums) in [(branch.params.weight, s2), (branch.params.bias, op.s1)] {
+                        let sums = self.vector(sums);
+                        add_to(&mut self.gradients[plan.params().slot(param).range()], sums);
+                    }
                 }
             }
             Op::BnBackward(op) => {
                 let branches = self.branches(&op.branches);
                 let branches = &branches[..op.branches.len()];
-                let last = op.s2.len() - 1;
-                let s2 = [self.vector(op.s2[0]), self.vector(op.s2[last])];
-                let mut dx = [self.view_mut(op.dx[0].0), self.view_mut(op.dx[last].0)];
-                let accumulate = [op.dx[0].1, op.dx[last].1];
                 let (dy, s1, eps) = (self.view(op.dy), self.vector(op.s1), T::of_f64(op.eps));
-                let count = dy.pixels();
-                let (dx, accumulate) = (&mut dx[..=last], &accumulate[..=last]);
-                bn::bn_backward(dy, branches, eps, op.act, s1, &s2[..=last], count, dx, accumulate);
+                let backward = |s2: &[&[T]], dx: &mut [ViewMut<'_, T>], accumulate: &[bool]| {
+                    bn::bn_backward(dy, branches, eps, op.act, s1, s2, dy.pixels(), dx, accumulate);
+                };
+                match (&op.s2[..], &op.dx[..]) {
+                    (&[s2], &[(dx, add)]) => backward(&[self.vector(s2)], &mut [self.view_mut(dx)], &[add]),
+                    (&[s2, t2], &[(dx, add), (ex, bdd)]) => {
+                        let mut dx = [self.view_mut(dx), self.view_mut(ex)];
+                        backward(&[self.vector(s2), self.vector(t2)], &mut dx, &[add, bdd]);
+                    }
+                    _ => unreachable!("a batch norm has one or two branches"),
+                }
             }
             Op::RunningStats(op) => self.running_stats(op),
             Op::Activate(op) => k::activation(self.view(op.x), self.view_mut(op.y), op.act, false),
@@ -245,24 +261,6 @@ impl<T: Element> Memory<'_, T> {
             beta: vector(b.params.bias),
         };
         [branch(&branches[0]), branch(&branches[branches.len() - 1])]
-    }
-
-    /// u8 (N, H, W, C) dense to elements / 255, rounded as float32; padding is zero.
-    fn normalize(&self, op: &Normalize) {
-        use rayon::prelude::*;
-        let shape = self.plan.shape(op.x);
-        let place = self.plan.placement(op.y);
-        // SAFETY: raw inputs are dense.
-        let x = unsafe { std::slice::from_raw_parts(self.pointer(op.x).cast::<u8>(), shape.elements()) };
-        // SAFETY: the output is a whole buffer of its own: its extent covers pitch times pixels.
-        let y = unsafe { std::slice::from_raw_parts_mut(self.pointer(op.y), shape.pixels() * place.pitch) };
-        let rows = shape.w;
-        y.par_chunks_mut(rows * place.pitch).zip(x.par_chunks(rows * shape.c)).for_each(|(y, x)| {
-            for (y, x) in y.chunks_mut(place.pitch).zip(x.chunks(shape.c)) {
-                y.fill(T::zero());
-                y.iter_mut().zip(x).for_each(|(y, &x)| *y = T::of_f64(f64::from(f32::from(x) / 255.0)));
-            }
-        });
     }
 
     fn running_stats(&mut self, op: &RunningStats) {

@@ -133,7 +133,7 @@ impl<T: Runs> Executor for CpuExecutor<T> {
                 self.registry.get(op.spec.name())?;
             }
         }
-        self.arena.grow(plan.memory().arena);
+        self.arena.grow(plan.memory().arena)?;
         self.plans.push(plan);
         Ok(PlanId(self.plans.len() - 1))
     }

@@ -69,6 +69,8 @@ pub enum ExecError {
     UnknownOp(&'static str),
     #[error("{tensor} holds {dtype:?} {shape}: {len} elements do not fit")]
     Upload { tensor: String, dtype: DType, shape: Shape, len: usize },
+    #[error("no memory for an arena of {bytes} bytes")]
+    Memory { bytes: u64 },
     #[error("the device keeps no {0:?}")]
     NoRegion(Region),
     #[error("{region:?} has {expected} elements, {got} were given")]

@@ -62,6 +62,21 @@ fn an_impossible_budget_is_refused_in_numbers() {
 }
 
 #[test]
+fn a_tensor_above_two_to_the_31_elements_is_refused_by_name() {
+    let model = load("yolov9-s-nc3");
+    let mut b = graph::GraphBuilder::new();
+    let images = b.input("images", graph::Shape::new(1400, 640, 640, 3), graph::DType::U8);
+    let x = b.normalize(images);
+    let heads = model.build(&mut b, x, model::BuildOptions::default()).expect("builds");
+    b.output(heads.main().levels[0].boxes);
+    let options = graph::CompileOptions::inference(Precision::F32);
+    match graph::compile(b.finish(), &cpu::CpuBackend, &options) {
+        Err(GraphError::TooLarge { tensor, elements }) => assert!(!tensor.is_empty() && elements > 1 << 31),
+        other => panic!("{:?}", other.map(|p| p.memory().arena)),
+    }
+}
+
+#[test]
 fn the_arena_is_close_to_its_lower_bound() {
     for (case, shape) in [("yolov9-t-nc80", [4, 320, 320]), ("yolov9-s-nc3", [8, 320, 320])] {
         for level in Level::ALL {

@@ -91,7 +91,8 @@ fn main_branch_alone_predicts_the_same_bits() {
 #[test]
 fn training_mode_head_maps_agree() {
     let [batch, h, w] = SIZE;
-    for case in ["yolov9-t-nc80", "yolov9-s-nc80", "gelan-t-nc80", "gelan-s-nc80", "yolov9-cmicro-nc5"] {
+    for case in ["yolov9-t-nc80", "yolov9-s-nc80", "yolov9-s-nc3", "gelan-t-nc80", "gelan-s-nc80", "yolov9-cmicro-nc5"]
+    {
         let model = load(case);
         let mut step = Step::<f32>::new(&model, &filled(&model, case), SIZE, OptimizerKind::Sgd, true);
         let targets = crate::common::Packed::of(&[], batch);
@@ -110,7 +111,7 @@ fn training_mode_head_maps_agree() {
 }
 
 /// The first 256 values of a head map as (B, 64 + nc, h, w).
-fn first256(step: &Step<f32>, boxes: graph::TensorId, classes: graph::TensorId) -> Vec<f64> {
+pub fn first256(step: &Step<f32>, boxes: graph::TensorId, classes: graph::TensorId) -> Vec<f64> {
     let (b, c) = (step.compiled.shape(boxes), step.compiled.shape(classes));
     let maps = [boxes, classes].map(|t| step.executor.download_elements(step.plan, t));
     let pixels = b.h * b.w;

@@ -158,7 +158,7 @@ fn check(name: &str, build: impl Fn(&mut Net, TensorId) -> Vec<TensorId>) {
                     let mut physical = Vec::new();
                     slot.for_each(|_, p| physical.push(p));
                     // A handful spread over each parameter: every output channel range and tap gets its turn.
-                    let samples = physical.len().min(5);
+                    let samples = physical.len().min(if plan.params().slots().len() > 20 { 2 } else { 4 });
                     for k in 0..samples {
                         let index = physical[k * (physical.len() - 1) / samples.max(2).saturating_sub(1).max(1)];
                         let eps = 1e-5;
@@ -316,6 +316,11 @@ fn concatenations_and_ranges() {
         let second = n.b.concat(&[c, a, c]).expect("fits");
         let third = n.b.concat(&[second, b]).expect("fits");
         vec![n.block(third, 4, 1, 1), n.conv(a, 3, 1, 1, 1, false)]
+    });
+    check("the picture itself in a concatenation", |n, x| {
+        let a = n.block(x, 20, 3, 1);
+        let whole = n.b.concat(&[a, x]).expect("fits");
+        vec![n.block(whole, 6, 3, 1)]
     });
     check("a part that is only half used", |n, x| {
         let a = n.block(x, 20, 1, 1);

@@ -57,6 +57,21 @@ impl Case {
         }
     }
 
+    /// Compares norm and sampled values of the running statistics.
+    fn check_statistics(&self, key: &str, now: &Values, rel: f64) {
+        for (row, name) in self.stats.iter().enumerate() {
+            let l2 = now[name].iter().map(|v| v * v).sum::<f64>().sqrt();
+            let what = format!("{} {key} {name}", self.name);
+            assert_close(&what, &[l2], &[self.arrays[&format!("{key}.l2")].data[row]], 0.0, rel);
+            for k in 0..3 {
+                let at = self.arrays["stat.idx"].data[3 * row + k] as usize;
+                let want = self.arrays[&format!("{key}.val")].data[3 * row + k];
+                let size = l2 / (now[name].len() as f64).sqrt();
+                assert_close(&what, &[now[name][at]], &[want], rel * size, rel);
+            }
+        }
+    }
+
     /// Compares sampled values, norm and change of every row of `key` with `now`.
     fn check_rows(&self, key: &str, names: &[String], index: &str, now: &Values, start: &Values, loose: f64) {
         let noise = self.arrays.get(&format!("{key}.f32_rel_l2_of_change"));
@@ -136,16 +151,19 @@ fn losses_agree_in_float64() {
     }
 }
 
-/// Steps in a row amplify rounding: by the third, float32 runs of yolov9-s differ by 1 % among themselves. The update
-/// rules are therefore compared in float64, as the expectations were computed, at the stated tolerances; float32 is
-/// held to them for the first two steps.
-fn sgd_steps<T: Runs + From<f32>>(steps: usize) {
+/// Three steps at the stated tolerances. Steps in a row amplify rounding, so what float32 cannot hold is compared in
+/// float64, as the expectations were computed: `exact` says which of both this is. In float32 the norm before the third
+/// step of yolov9-s is off by 0.9 % (0.5 % stated), and rows after three steps are not compared.
+fn sgd_steps<T: Runs + From<f32>>(exact: bool) {
     for name in CASES {
         let case = Case::load(name);
         let mut step = case.step::<T>(OptimizerKind::Sgd);
         let start = step.named(Region::Weights, Region::Buffers);
         let tolerances = [(1e-5, 2e-4), (1e-4, 1e-3), (1e-3, 5e-3)];
-        for (index, (loss, norm)) in tolerances.into_iter().enumerate().take(steps) {
+        for (index, (loss, mut norm)) in tolerances.into_iter().enumerate() {
+            if index == 2 && !exact {
+                norm = 2e-2;
+            }
             case.check_losses(index, &step.run(), loss);
             let report = step.executor.commit(&commit(OptimizerKind::Sgd, 0.01, index as u64 + 1)).expect("commits");
             let want = case.json["losses"][index]["grad_norm_before_clip"].as_f64().expect("a norm");
@@ -154,11 +172,11 @@ fn sgd_steps<T: Runs + From<f32>>(steps: usize) {
             let now = step.named(Region::Weights, Region::Buffers);
             let average = step.named(Region::EmaWeights, Region::EmaBuffers);
             let (number, loose) = (index + 1, if index == 0 { 2e-3 } else { 2e-2 });
-            if index != 1 {
+            if index == 0 || (index == 2 && exact) {
                 case.check_rows(&format!("sgd{number}"), &case.params, "param.idx", &now, &start, loose);
                 case.check_rows(&format!("ema{number}"), &case.params, "param.idx", &average, &start, loose);
-                case.check_rows(&format!("stat{number}"), &case.stats, "stat.idx", &now, &start, loose);
-                case.check_rows(&format!("statema{number}"), &case.stats, "stat.idx", &average, &start, loose);
+                case.check_statistics(&format!("stat{number}"), &now, 1e-5);
+                case.check_statistics(&format!("statema{number}"), &average, 1e-5);
             }
         }
     }
@@ -166,12 +184,12 @@ fn sgd_steps<T: Runs + From<f32>>(steps: usize) {
 
 #[test]
 fn three_sgd_steps_agree() {
-    sgd_steps::<f64>(3);
+    sgd_steps::<f64>(true);
 }
 
 #[test]
-fn two_sgd_steps_agree_in_float32() {
-    sgd_steps::<f32>(2);
+fn three_sgd_steps_agree_in_float32() {
+    sgd_steps::<f32>(false);
 }
 
 /// In float64: AdamW divides by the gradient's size, so that entries near zero change sign with float32's rounding.
@@ -212,5 +230,115 @@ fn float32_gradients_are_as_exact_as_the_references() {
         let reference = case.json["f32_noise"]["grad_rel_l2"]["median"].as_f64().expect("a median");
         println!("{name}: median {median:.1e}, reference {reference:.1e}, worst {:?}", &noise[noise.len() - 3..]);
         assert!(median < 4.0 * reference, "{name}: median noise {median} against {reference}");
+    }
+}
+
+/// Predictions as the assigner reads them: corners in pixels and scores after the sigmoid, by image and anchor.
+struct Decoded {
+    anchors: usize,
+    nc: usize,
+    corners: Vec<[f32; 4]>,
+    scores: Vec<f32>,
+}
+
+impl detect::assigner::Predictions<f32> for Decoded {
+    fn score(&self, image: usize, anchor: usize, class: u32) -> f32 {
+        self.scores[(image * self.anchors + anchor) * self.nc + class as usize]
+    }
+
+    fn corners(&self, image: usize, anchor: usize) -> [f32; 4] {
+        self.corners[image * self.anchors + anchor]
+    }
+}
+
+fn decode(step: &Step<f32>, branch: &model::Branch, levels: &detect::Levels, nc: usize) -> Decoded {
+    let anchors = levels.anchors();
+    let (mut corners, mut scores) = (vec![[0.0; 4]; SHAPE[0] * anchors], vec![0.0; SHAPE[0] * anchors * nc]);
+    for (level, heads) in levels.as_slice().iter().zip(&branch.levels) {
+        let maps = [heads.boxes, heads.classes].map(|t| step.executor.download_elements(step.plan, t));
+        for image in 0..SHAPE[0] {
+            for cell in 0..level.cells() {
+                let (row, at) = (image * level.cells() + cell, image * anchors + level.first + cell);
+                let logits = maps[0][64 * row..].first_chunk().expect("64 logits");
+                let grid = detect::dfl::decode_corners(logits, level.centre(cell));
+                corners[at] = grid.map(|v| v * level.stride as f32);
+                for class in 0..nc {
+                    scores[at * nc + class] = detect::Real::sigmoid(maps[1][nc * row + class]);
+                }
+            }
+        }
+    }
+    Decoded { anchors, nc, corners, scores }
+}
+
+/// The assignment inside of a whole model, from its own head maps, against the reference's.
+#[test]
+fn assignments_and_head_maps_agree() {
+    use detect::assigner::{AssignerConfig, AssignerScratch, Assignment, PackedBoxes, assign};
+    for name in CASES {
+        let case = Case::load(name);
+        let model = load(name);
+        let tensors = filled(&model, name);
+        let mut step = Step::<f32>::new(&model, &tensors, SHAPE, OptimizerKind::Sgd, true);
+        let rows = case.arrays["targets"].f32();
+        let targets = Packed::of(&rows, SHAPE[0]);
+        step.upload(&pictures("train", SHAPE[0], SHAPE[1], SHAPE[2]), &targets);
+        step.run();
+        let corners: Vec<[f32; 4]> = targets
+            .boxes
+            .chunks(4)
+            .map(|b| {
+                let (w, h) = (SHAPE[2] as f32, SHAPE[1] as f32);
+                detect::boxes::xywh_to_corners(&[b[0] * w, b[1] * h, b[2] * w, b[3] * h])
+            })
+            .collect();
+        for branch in &step.heads.branches {
+            let levels = detect::Levels::new(branch.levels.iter().map(|l| {
+                let shape = step.compiled.shape(l.boxes);
+                (shape.h, shape.w, l.stride)
+            }))
+            .expect("three levels");
+            let decoded = decode(&step, branch, &levels, model.nc);
+            let anchors = levels.anchors();
+            let topk = 10;
+            let boxes = corners.len();
+            let (mut metrics, mut maxima) = (vec![0.0; boxes * topk], vec![0.0; boxes * 2]);
+            let (mut claims, mut counts) = (vec![0; boxes * topk], vec![0; boxes]);
+            let (mut owner, mut score) = (vec![0; SHAPE[0] * anchors], vec![0.0; SHAPE[0] * anchors]);
+            let packed = PackedBoxes { offsets: &targets.offsets, classes: &targets.classes, corners: &corners };
+            assign(
+                &AssignerConfig { topk, alpha: 0.5, beta: 6.0 },
+                &levels,
+                packed,
+                &decoded,
+                AssignerScratch {
+                    metrics: &mut metrics,
+                    maxima: &mut maxima,
+                    claims: &mut claims,
+                    claim_counts: &mut counts,
+                },
+                Assignment { owner: &mut owner, score: &mut score },
+            );
+            let want = |what: &str| &case.arrays[&format!("{}_{what}", branch.name)].data;
+            let mut foreground = 0;
+            for at in 0..SHAPE[0] * anchors {
+                let expected = want("target_score")[at];
+                let what = format!("{name} {} anchor {at}", branch.name);
+                assert_close(&what, &[f64::from(score[at])], &[expected], 1e-5, 1e-3);
+                if expected > 0.0 {
+                    foreground += 1;
+                    let image = at / anchors;
+                    let index = (targets.offsets[image] + owner[at]) as usize;
+                    assert_eq!(f64::from(targets.classes[index]), want("target_label")[at], "{what}: class");
+                    let corners: Vec<f64> = corners[index].iter().map(|&v| f64::from(v)).collect();
+                    assert_close(&what, &corners, &want("target_box_xyxy_px")[4 * at..4 * at + 4], 1e-3, 0.0);
+                }
+            }
+            assert!(foreground > 10, "{name} {}: {foreground} anchors compared", branch.name);
+            for (l, level) in branch.levels.iter().enumerate() {
+                let got = crate::forward::first256(&step, level.boxes, level.classes);
+                assert_close(&format!("{name} level {l}"), &got, want(&format!("head_{l}_first256")), 1.5e-3, 0.0);
+            }
+        }
     }
 }

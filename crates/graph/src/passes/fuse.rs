@@ -74,10 +74,12 @@ pub(crate) fn run(graph: &mut Graph, training: bool) {
             }
         }
     }
-    let left: Vec<Pending> = fuser.pending.drain().map(|p| p.1).collect();
+    let mut left: Vec<Pending> = fuser.pending.drain().map(|p| p.1).collect();
+    left.sort_by_key(|p| p.y);
     for pending in left {
         let y = pending.y;
-        fuser.apply(pending, Activation::Identity, y, String::new());
+        let scope = pending.scope.clone();
+        fuser.apply(pending, Activation::Identity, y, scope);
     }
     graph.nodes = std::mem::take(&mut fuser.out);
 }
@@ -87,6 +89,7 @@ struct Pending {
     branches: Vec<BnBranch>,
     eps: f64,
     y: TensorId,
+    scope: String,
 }
 
 struct Fuser<'g> {
@@ -121,7 +124,7 @@ impl Fuser<'_> {
         let (mean, var) = (statistic("mean"), statistic("var"));
         self.push(BnStats { x: bn.x, mean, var }.into(), scope.to_owned());
         let branch = BnBranch { x: bn.x, mean, var, params: bn.params };
-        self.pending.insert(bn.y, Pending { branches: vec![branch], eps: bn.eps, y: bn.y });
+        self.pending.insert(bn.y, Pending { branches: vec![branch], eps: bn.eps, y: bn.y, scope: scope.to_owned() });
     }
 
     fn apply(&mut self, pending: Pending, act: Activation, y: TensorId, scope: String) {

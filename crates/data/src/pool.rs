@@ -76,13 +76,20 @@ impl ImagePool {
         self.size
     }
 
+    /// Bytes that a picture takes once resized; pictures are kept at that size.
+    pub fn picture_bytes(sample: &Sample, size: u32) -> u64 {
+        let ([w, h], _) = long_side_to(sample.width, sample.height, size.max(1));
+        u64::from(w) * u64::from(h) * 3
+    }
+
     /// Bytes all pictures of the set take once resized.
     pub fn bytes_needed(&self) -> u64 {
-        let bytes = |s: &Sample| {
-            let ([w, h], _) = long_side_to(s.width, s.height, self.size);
-            u64::from(w) * u64::from(h) * 3
-        };
-        self.samples.iter().map(bytes).sum()
+        self.samples.iter().map(|s| Self::picture_bytes(s, self.size)).sum()
+    }
+
+    /// Which pictures stay.
+    pub fn mode(&self) -> CacheMode {
+        self.mode
     }
 
     /// Pictures decoded so far.
@@ -120,10 +127,7 @@ impl ImagePool {
             }
             Err(e) => {
                 let file = self.samples.get(id).map(|s| s.path.clone()).unwrap_or_default();
-                let problem = e.to_problem(&file);
-                if lock(&self.failed).insert(id, problem.clone()).is_none() {
-                    tracing::warn!("{problem}; the image is skipped");
-                }
+                lock(&self.failed).insert(id, e.to_problem(&file));
                 Err(e)
             }
         }

@@ -22,6 +22,8 @@ use std::path::{Path, PathBuf};
 pub const RESUME: &str = "resume/";
 /// Key of the run's state in the metadata.
 const STATE_KEY: &str = "run";
+/// Key of the hyper-parameters in the metadata.
+pub const HYP_KEY: &str = "hyp";
 /// Version of [`RunState`].
 const VERSION: u32 = 1;
 
@@ -208,6 +210,7 @@ pub fn save_weights(
 
 fn describe(meta: &mut WeightsMeta, state: &RunState, epochs: usize) {
     meta.extra.insert("epochs".to_owned(), epochs.to_string());
+    meta.extra.insert(HYP_KEY.to_owned(), state.hyp.to_yaml());
     meta.extra.insert("imgsz".to_owned(), state.options.imgsz.to_string());
 }
 

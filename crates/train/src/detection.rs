@@ -2,7 +2,8 @@
 
 use crate::checkpoint::load_weights;
 use crate::device::Device;
-use crate::evaluate::{Evaluator, unpad};
+use crate::evaluate::{Evaluator, to_original};
+use crate::footprint::Room;
 use crate::plans::{InputShape, PackedTargets};
 use crate::source::images_of;
 use crate::summary::{DetectSummary, FoundBox, FoundImage};
@@ -12,6 +13,7 @@ use data::Picture;
 use data::decode::{ImageLimits, decode_file};
 use data::letterbox::{Letterbox, LetterboxOptions, letterbox};
 use data::resize::{Interpolation, resize};
+use detect::boxes;
 use detect::nms::{NmsConfig, suppress};
 use report::draw::{BoxStyle, Canvas, LabelledBox, label_text};
 use report::output_names::OutputNames;
@@ -44,12 +46,16 @@ pub fn detect(options: &DetectOptions, observer: &mut dyn Observer) -> Result<De
         return Err(TrainError::option("classes", message, None));
     }
     let sources = images_of(&options.source, observer)?;
+    let mut evaluator = Evaluator::new(device, Arc::clone(&model), None);
+    let [height, width] = frame_hw.map(|side| side as usize);
+    let largest = InputShape { images: options.batch_size.clamp(1, sources.len().max(1)), height, width };
+    let mut room = Room::new(options.memory_available);
+    room.take_evaluation("detection", &evaluator, &evaluator.plan(largest, 0)?, observer)?;
     let folder = report::run_folder::create_run_folder(&options.project, &options.name, options.exist_ok)?;
     if options.save_txt {
         let labels = folder.join("labels");
         std::fs::create_dir_all(&labels).map_err(TrainError::io("create", &labels))?;
     }
-    let mut evaluator = Evaluator::new(device, Arc::clone(&model), None);
     evaluator.set_folded_weights(folded(&weights)?)?;
     let mut run = Detection {
         options,
@@ -70,6 +76,7 @@ pub fn detect(options: &DetectOptions, observer: &mut dyn Observer) -> Result<De
         images: Vec::new(),
         coco: Vec::new(),
         raw: Vec::new(),
+        raw_images: Vec::new(),
         anchors: 0,
     };
     let total = sources.len();
@@ -149,7 +156,24 @@ struct Detection<'a> {
     coco: Vec<CocoDetection>,
     /// Predictions of all images, each (4 + nc, anchors).
     raw: Vec<f32>,
+    raw_images: Vec<RawImage>,
     anchors: usize,
+}
+
+/// What the metadata of raw predictions say about an image: network = original * gain + pad.
+#[derive(serde::Serialize)]
+struct RawImage {
+    image: String,
+    original_hw: [u32; 2],
+    network_hw: [u32; 2],
+    gain: f64,
+    pad_xy: [f64; 2],
+}
+
+/// How a picture lies in its frame, from the two sizes alone, as the reference scales boxes back.
+fn placement(loaded: &Loaded) -> boxes::Letterbox {
+    let [width, height] = loaded.fit.out_wh.map(|side| side as usize);
+    boxes::Letterbox::from_sizes((height, width), (loaded.picture.height as usize, loaded.picture.width as usize))
 }
 
 impl Detection<'_> {
@@ -182,7 +206,7 @@ impl Detection<'_> {
         let per_image = rows.len() / batch.len();
         for (loaded, rows) in batch.iter().zip(rows.chunks(per_image.max(1))) {
             if self.options.save_raw.is_some() {
-                self.keep_raw(rows);
+                self.keep_raw(loaded, rows);
             }
             self.result(loaded, rows, observer)?;
         }
@@ -191,13 +215,13 @@ impl Detection<'_> {
 
     fn result(&mut self, loaded: &Loaded, rows: &[f32], observer: &mut dyn Observer) -> Result<(), TrainError> {
         let original_hw = [loaded.picture.height, loaded.picture.width];
-        let gain = loaded.fit.ratio[0];
+        let placement = placement(loaded);
         let boxes: Vec<FoundBox> = suppress(&self.nms, rows, 4 + self.nc, self.nc)
             .iter()
             .map(|d| FoundBox {
                 class: d.class as usize,
                 confidence: d.score,
-                xyxy: unpad(d.corners, gain, loaded.fit.pad, original_hw),
+                xyxy: to_original(&placement, original_hw, d.corners),
             })
             .collect();
         let name = self.output.assign(&loaded.source);
@@ -275,7 +299,16 @@ impl Detection<'_> {
     }
 
     /// Rows of anchors to columns of anchors.
-    fn keep_raw(&mut self, rows: &[f32]) {
+    fn keep_raw(&mut self, loaded: &Loaded, rows: &[f32]) {
+        let placement = placement(loaded);
+        let [width, height] = loaded.fit.out_wh;
+        self.raw_images.push(RawImage {
+            image: loaded.source.to_string_lossy().into_owned(),
+            original_hw: [loaded.picture.height, loaded.picture.width],
+            network_hw: [height, width],
+            gain: placement.gain,
+            pad_xy: [placement.pad_x, placement.pad_y],
+        });
         let columns = 4 + self.nc;
         self.anchors = rows.len() / columns;
         for column in 0..columns {
@@ -292,7 +325,12 @@ impl Detection<'_> {
                 message: format!("predictions cannot be written: {e}"),
             };
             let view = safetensors::tensor::TensorView::new(safetensors::Dtype::F32, shape, &bytes).map_err(broken)?;
-            let file = safetensors::serialize([("predictions", view)], None).map_err(broken)?;
+            let images = serde_json::to_string(&self.raw_images).map_err(|e| TrainError::Checkpoint {
+                path: path.clone(),
+                message: format!("the list of images cannot be written: {e}"),
+            })?;
+            let metadata = std::collections::HashMap::from([("images".to_owned(), images)]);
+            let file = safetensors::serialize([("predictions", view)], Some(metadata)).map_err(broken)?;
             report::atomic::write_bytes_atomic(path, &file)?;
         }
         if !self.options.json {

@@ -1,5 +1,6 @@
 //! Why a command stopped, and what can be done about it.
 
+use crate::footprint::size;
 use std::path::{Path, PathBuf};
 
 /// An error of this crate. [`TrainError::hint`] says what to do.
@@ -52,6 +53,9 @@ pub enum TrainError {
     /// The observer asked for it before there was a result.
     #[error("{what} was stopped")]
     Stopped { what: &'static str },
+    /// A command that would take more memory than there is.
+    #[error("{what} needs {} of memory, {} are available ({parts})", size(*needed), size(*available))]
+    Memory { what: &'static str, needed: u64, available: u64, parts: String, hint: String },
     /// None of the images could be used.
     #[error("none of the {count} images of {source_text} can be read; the first: {first}")]
     AllImagesBad { count: usize, source_text: String, first: String },
@@ -78,6 +82,10 @@ impl TrainError {
             Self::Graph(graph::GraphError::Budget { .. }) => {
                 Some("raise --memory-budget, or lower --batch or --img".to_owned())
             }
+            Self::Graph(graph::GraphError::TooLarge { .. }) | Self::Exec(graph::ExecError::Memory { .. }) => {
+                Some("lower --batch or --img".to_owned())
+            }
+            Self::Memory { hint, .. } => Some(hint.clone()),
             _ => None,
         }
     }

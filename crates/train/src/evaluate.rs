@@ -2,7 +2,8 @@
 
 use crate::device::Device;
 use crate::image_set::loader_options;
-use crate::plans::{self, GraphSettings, InputShape, LossValues, PackedTargets, PlanCache};
+use crate::plans::{self, Compiled, GraphSettings, InputShape, LossValues, PackedTargets, PlanCache};
+use crate::step::flat_bytes;
 use crate::summary::{ClassMetrics, Metrics};
 use crate::{Observer, Progress, TrainError};
 use data::rect::rect_plan;
@@ -10,6 +11,7 @@ use data::validation::ValGeometry;
 use data::{Batch, ImagePool, Loader, Task};
 use detect::LossConfig;
 use detect::average_precision::{Scored, ap_per_class};
+use detect::boxes::Letterbox;
 use detect::matching::{Label, match_detections};
 use detect::nms::{Detection, NmsConfig, suppress};
 use graph::{Executor, ParamLayout, Region, StateSpec};
@@ -30,13 +32,72 @@ pub(crate) struct Evaluator {
     weights: NamedTensors,
     running: Option<(Box<dyn Executor>, ParamLayout)>,
     plans: PlanCache,
+    /// The largest plan, which the first step allocates so that the arena never has to grow.
+    reserved: Option<EvalPlan>,
+}
+
+/// A plan that is compiled and not yet allocated.
+pub(crate) struct EvalPlan {
+    shape: InputShape,
+    compiled: Compiled,
+    spec: StateSpec,
+    max_boxes: usize,
+}
+
+impl EvalPlan {
+    pub fn shape(&self) -> InputShape {
+        self.shape
+    }
+
+    /// Boxes that a batch may have.
+    pub fn max_boxes(&self) -> usize {
+        self.max_boxes
+    }
+
+    /// Bytes of the arena.
+    pub fn arena(&self) -> u64 {
+        self.compiled.plan.memory().arena
+    }
+
+    /// Bytes of weights and running statistics.
+    pub fn flat_bytes(&self) -> u64 {
+        flat_bytes(&self.spec)
+    }
 }
 
 impl Evaluator {
     /// Without a loss only the main branch is computed.
     pub fn new(device: Device, model: Arc<Model>, loss: Option<LossConfig>) -> Self {
         let settings = GraphSettings { loss, decode: true, training: None };
-        Self { device, model, settings, weights: NamedTensors::new(), running: None, plans: PlanCache::default() }
+        let (weights, plans) = (NamedTensors::new(), PlanCache::default());
+        Self { device, model, settings, weights, running: None, plans, reserved: None }
+    }
+
+    /// Compiles the plan of a shape.
+    pub fn plan(&self, shape: InputShape, max_boxes: usize) -> Result<EvalPlan, TrainError> {
+        let compiled = plans::compile(&self.model, self.device.backend().as_ref(), &self.settings, shape, max_boxes)?;
+        let spec = StateSpec { layout: compiled.plan.params().clone(), optimizer: None, ema: false };
+        Ok(EvalPlan { shape, compiled, spec, max_boxes })
+    }
+
+    /// Compiles the plan of the largest batch of a set; `None` for a set without images.
+    pub fn largest_plan(
+        &self,
+        samples: &[data::Sample],
+        settings: &EvalSettings,
+    ) -> Result<Option<EvalPlan>, TrainError> {
+        let shapes = batches(samples, settings, self.model.size_multiple()).into_iter().filter_map(|tasks| {
+            let Some(Task::Validate { frame_hw, .. }) = tasks.first() else { return None };
+            let [height, width] = frame_hw.map(|side| side as usize);
+            Some(InputShape { images: tasks.len(), height, width })
+        });
+        let largest = shapes.max_by_key(|s| (s.images * s.height * s.width, *s));
+        largest.map(|shape| self.plan(shape, most_boxes(samples, settings))).transpose()
+    }
+
+    /// Keeps a plan for the first step.
+    pub fn reserve(&mut self, plan: EvalPlan) {
+        self.reserved = Some(plan);
     }
 
     /// Takes the weights of a training state dict and folds them.
@@ -63,14 +124,14 @@ impl Evaluator {
     ) -> Result<(Vec<f32>, Option<LossValues>), TrainError> {
         let boxes = targets.len().max(max_boxes);
         if self.running.is_none() {
-            let backend = self.device.backend();
-            let compiled = plans::compile(&self.model, backend.as_ref(), &self.settings, shape, boxes)?;
-            let layout = compiled.plan.params().clone();
-            let spec = StateSpec { layout: layout.clone(), optimizer: None, ema: false };
-            let mut executor = self.device.executor(&spec);
-            write_weights(executor.as_mut(), &layout, &self.weights)?;
-            self.plans.add(executor.as_mut(), shape, compiled)?;
-            self.running = Some((executor, layout));
+            let plan = match self.reserved.take() {
+                Some(plan) => plan,
+                None => self.plan(shape, boxes)?,
+            };
+            let mut executor = self.device.executor(&plan.spec);
+            write_weights(executor.as_mut(), &plan.spec.layout, &self.weights)?;
+            self.plans.add(executor.as_mut(), plan.shape, plan.compiled)?;
+            self.running = Some((executor, plan.spec.layout));
         }
         let Some((executor, _)) = &mut self.running else { return Ok((Vec::new(), None)) };
         let executor = executor.as_mut();
@@ -158,7 +219,7 @@ pub(crate) fn evaluate(
 ) -> Result<Option<Evaluation>, TrainError> {
     let samples = Arc::clone(pool.samples());
     let work = batches(&samples, settings, evaluator.model.size_multiple());
-    let most_labels = samples.iter().map(|s| s.labels.len()).max().unwrap_or(0);
+    let max_boxes = most_boxes(&samples, settings);
     let total = work.len();
     let loader = Loader::new(Arc::clone(pool), work.into_iter(), loader_options(settings.workers))?;
     let nc = evaluator.model.nc;
@@ -173,7 +234,6 @@ pub(crate) fn evaluate(
         let [images, height, width, _] = batch.shape;
         if images > 0 {
             let targets = PackedTargets::of(&batch);
-            let max_boxes = settings.batch * most_labels;
             let shape = InputShape { images, height, width };
             let (rows, losses) = evaluator.run(shape, &batch.pixels, &targets, max_boxes)?;
             sums.add(batch, &rows, losses, nc, settings);
@@ -187,6 +247,11 @@ pub(crate) fn evaluate(
         }
     }
     Ok(Some(sums.finish(names, start.elapsed())))
+}
+
+/// Most boxes that a batch can have.
+fn most_boxes(samples: &[data::Sample], settings: &EvalSettings) -> usize {
+    settings.batch * samples.iter().map(|s| s.labels.len()).max().unwrap_or(0)
 }
 
 /// The batches of a pass.
@@ -232,7 +297,7 @@ impl Sums {
                 }
                 let geometry = batch.images[i].geometry;
                 let native = |corners: [f32; 4]| match &geometry {
-                    Some(g) => to_original(g, batch.images[i].original_hw, corners),
+                    Some(g) => to_original(&placement(g), batch.images[i].original_hw, corners),
                     None => corners,
                 };
                 let labels: Vec<Label> = batch.targets[batch.offsets[i]..batch.offsets[i + 1]]
@@ -327,19 +392,16 @@ pub(crate) fn corners_of(xywh: [f32; 4], width: usize, height: usize) -> [f32; 4
     [(cx - bw / 2.0) * w, (cy - bh / 2.0) * h, (cx + bw / 2.0) * w, (cy + bh / 2.0) * h]
 }
 
-/// Network pixels to pixels of the original picture, clipped to it.
-fn to_original(geometry: &ValGeometry, original_hw: [u32; 2], corners: [f32; 4]) -> [f32; 4] {
-    // One gain for both sides, that of the height, as the reference scales boxes back.
+/// How a validation picture lies in its frame: one gain for both sides, that of the height, as the reference scales
+/// boxes back.
+fn placement(geometry: &ValGeometry) -> Letterbox {
     let gain = (geometry.ratio_hw[0] * geometry.fit.ratio[1]).max(f64::MIN_POSITIVE);
-    unpad(corners, gain, geometry.fit.pad, original_hw)
+    let [pad_x, pad_y] = geometry.fit.pad;
+    Letterbox { gain, pad_x, pad_y }
 }
 
-/// `(value - pad) / gain`, clipped to a picture of height x width.
-pub(crate) fn unpad(corners: [f32; 4], gain: f64, pad: [f64; 2], original_hw: [u32; 2]) -> [f32; 4] {
-    let limit = [original_hw[1] as f32, original_hw[0] as f32];
-    std::array::from_fn(|i| {
-        let value = ((f64::from(corners[i]) - pad[i % 2]) / gain) as f32;
-        // `max` and `min` instead of `clamp`: a NaN becomes a number here, as it must in files.
-        value.max(0.0).min(limit[i % 2])
-    })
+/// Network pixels to pixels of the original picture, clipped to it.
+pub(crate) fn to_original(placement: &Letterbox, original_hw: [u32; 2], corners: [f32; 4]) -> [f32; 4] {
+    let [height, width] = original_hw.map(|side| side as usize);
+    placement.to_original(&corners.map(f64::from), (height, width)).map(|v| v as f32)
 }

@@ -1,5 +1,6 @@
 //! The images of a run: data YAML, scan with progress, what is told about them, and the loader's settings.
 
+use crate::footprint::{self, Room};
 use crate::options::Cache;
 use crate::{Observer, Progress, TrainError};
 use data::decode::ImageLimits;
@@ -9,10 +10,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Pictures that stay in memory whatever `--cache` says, in bytes.
+/// Bytes of pictures that stay in memory without `--cache`, where there is room, even if the window needs fewer.
 const SMALL_CACHE: u64 = 256 << 20;
 /// Problems that are named one by one; the others are counted.
 const MAX_NAMED: usize = 50;
+
+/// Which pictures are to stay in memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CacheWish {
+    pub cache: Cache,
+    /// Images that the partners of a mosaic come from; `None` without mosaics.
+    pub partners: Option<usize>,
+    /// Images of the batches that are being made.
+    pub on_the_way: usize,
+}
 
 /// What a scan is for.
 #[derive(Clone, Copy, Debug)]
@@ -150,49 +161,110 @@ pub(crate) fn digest(samples: &[Sample]) -> String {
     format!("{hash:016x}")
 }
 
-/// The pool that pictures come from.
-pub(crate) fn pool(
-    samples: Arc<Vec<Sample>>,
+/// The pools of a run, training and validation, which share the room that its plans leave.
+pub(crate) fn pools(
+    train: Arc<Vec<Sample>>,
+    val: Option<Arc<Vec<Sample>>>,
     size: usize,
-    purpose: Purpose,
-    cache: Cache,
+    wish: CacheWish,
+    room: Room,
     observer: &mut dyn Observer,
-) -> Arc<ImagePool> {
-    let size = u32::try_from(size).unwrap_or(u32::MAX);
-    let needed =
-        ImagePool::new(Arc::clone(&samples), size, purpose, CacheMode::None, ImageLimits::default()).bytes_needed();
-    let bytes = match cache {
-        Cache::None => SMALL_CACHE,
-        Cache::Ram | Cache::Disk => {
-            if cache == Cache::Disk {
-                observer.warn("--cache disk is not there yet; decoded pictures are kept in memory instead");
-            }
-            let room = available_memory().map_or(SMALL_CACHE, |free| free / 10 * 8);
-            let gigabytes = |b: u64| b as f64 / f64::from(1 << 30);
-            if needed > room {
-                observer.warn(&format!(
-                    "--cache ram: all pictures need {:.2} GiB, {:.2} GiB are free: the others are read each time",
-                    gigabytes(needed),
-                    gigabytes(room)
-                ));
-            }
-            room
+) -> (Arc<ImagePool>, Option<Arc<ImagePool>>) {
+    let side = u32::try_from(size).unwrap_or(u32::MAX);
+    let all = |samples: &[Sample]| samples.iter().map(|s| ImagePool::picture_bytes(s, side)).sum::<u64>();
+    let (train_need, val_need) = (all(&train), val.as_ref().map_or(0, |v| all(v)));
+    let free = room.for_pictures();
+    let (train_mode, val_mode);
+    if wish.cache == Cache::None {
+        // A window's pictures and those of the batches on their way, at the mean size of a picture.
+        let images = wish.partners.map_or(0, |w| w.min(train.len()) + wish.on_the_way).min(train.len());
+        let window = (train_need as f64 * images as f64 / train.len().max(1) as f64).ceil() as u64;
+        let most = free.map_or(SMALL_CACHE, |free| free / 4);
+        let bytes = window.max(SMALL_CACHE).min(most);
+        if bytes < window.min(train_need) {
+            observer.info(&format!(
+                "mosaics draw from {images} images of {}, {} are free for them: images are decoded several times an \
+                 epoch (--partners window:N with fewer images, or --cache ram)",
+                footprint::size(window),
+                footprint::size(bytes)
+            ));
         }
-    };
-    // A set that does not fit keeps what was used last: mosaic partners come from a window of the order.
-    let mode = if needed <= bytes { CacheMode::Ram { bytes } } else { CacheMode::Recent { bytes } };
-    Arc::new(ImagePool::new(samples, size, purpose, mode, ImageLimits::default()))
+        train_mode = mode_of(bytes, train_need);
+        // Validation passes over a set in order: the first pictures of a pass are worth as much as the last.
+        val_mode = CacheMode::Ram { bytes: SMALL_CACHE.min(most.saturating_sub(bytes.min(train_need))) };
+    } else {
+        if wish.cache == Cache::Disk {
+            observer.warn("--cache disk is not there yet; decoded pictures are kept in memory instead");
+        }
+        let free = free.unwrap_or(SMALL_CACHE);
+        let train_bytes = train_need.min(free);
+        let val_bytes = val_need.min(free - train_bytes);
+        if train_need + val_need > free {
+            observer.warn(&format!(
+                "--cache: all pictures need {}, {} are free for them: the others are read each time",
+                footprint::size(train_need + val_need),
+                footprint::size(free)
+            ));
+        }
+        train_mode = mode_of(train_bytes, train_need);
+        val_mode = CacheMode::Ram { bytes: val_bytes };
+    }
+    let pool = |samples, purpose, mode| Arc::new(ImagePool::new(samples, side, purpose, mode, ImageLimits::default()));
+    (pool(train, Purpose::Train, train_mode), val.map(|v| pool(v, Purpose::Validate, val_mode)))
 }
 
-/// Bytes that the system says are free for use.
-fn available_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find(|l| l.starts_with("MemAvailable:"))?;
-    Some(line.split_whitespace().nth(1)?.parse::<u64>().ok()? * 1024)
+/// A set that fits stays; of one that does not, what was used last, for mosaics draw from a window.
+fn mode_of(bytes: u64, needed: u64) -> CacheMode {
+    if needed <= bytes { CacheMode::Ram { bytes } } else { CacheMode::Recent { bytes } }
+}
+
+/// A pool for one pass over a set, which keeps nothing.
+pub(crate) fn passing_pool(samples: Arc<Vec<Sample>>, size: usize) -> Arc<ImagePool> {
+    let size = u32::try_from(size).unwrap_or(u32::MAX);
+    Arc::new(ImagePool::new(samples, size, Purpose::Validate, CacheMode::None, ImageLimits::default()))
 }
 
 /// Threads and depth for `workers` threads, at most as many as the machine has.
 pub(crate) fn loader_options(workers: usize) -> LoaderOptions {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     LoaderOptions { threads: workers.clamp(1, cores), prefetch: 3 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Silent;
+
+    /// 100 training and 50 validation pictures of 100 x 100 pixels, 30 000 bytes each, with `bytes` free for pictures.
+    fn modes(cache: Cache, partners: Option<usize>, bytes: u64) -> (CacheMode, CacheMode) {
+        let sample = Sample { path: "a.png".into(), width: 100, height: 100, labels: vec![], segments: vec![] };
+        let set = |n: usize| Arc::new(vec![sample.clone(); n]);
+        let room = Room::new(Some(bytes / 4 * 5));
+        let wish = CacheWish { cache, partners, on_the_way: 5 };
+        let (train, val) = pools(set(100), Some(set(50)), 100, wish, room, &mut Silent);
+        (train.mode(), val.unwrap().mode())
+    }
+
+    #[test]
+    fn both_pools_together_stay_within_the_free_memory() {
+        let (train, val) = modes(Cache::Ram, None, 3_900_000);
+        assert_eq!((train, val), (CacheMode::Ram { bytes: 3_000_000 }, CacheMode::Ram { bytes: 900_000 }));
+        let (train, val) = modes(Cache::Ram, None, 1_000_000);
+        assert_eq!((train, val), (CacheMode::Recent { bytes: 1_000_000 }, CacheMode::Ram { bytes: 0 }));
+    }
+
+    #[test]
+    fn without_a_wish_a_quarter_of_the_free_memory_is_the_most() {
+        let (train, val) = modes(Cache::None, Some(20), 4_000_000);
+        assert_eq!((train, val), (CacheMode::Recent { bytes: 1_000_000 }, CacheMode::Ram { bytes: 0 }));
+    }
+
+    #[test]
+    fn the_window_of_partners_fits_where_there_is_room_for_it() {
+        let sample = Sample { path: "a.png".into(), width: 1000, height: 1000, labels: vec![], segments: vec![] };
+        let set = Arc::new(vec![sample; 2000]);
+        let wish = CacheWish { cache: Cache::None, partners: Some(1024), on_the_way: 16 };
+        let (train, _) = pools(set, None, 1000, wish, Room::new(Some(64 << 30)), &mut Silent);
+        assert_eq!(train.mode(), CacheMode::Recent { bytes: 1040 * 3_000_000 });
+    }
 }

@@ -4,7 +4,8 @@
 //! nothing: an [`Observer`] gets log lines, warnings and progress. [`TrainError::hint`] says what to do.
 //!
 //! The way of a run: `setup` settles options, model and weights, `image_set` scans, `work` names the samples of each
-//! batch, `plans` compiles graphs, `step` runs and commits them, `evaluate` validates, `checkpoint` keeps it all, and
+//! batch, `plans` compiles graphs, `footprint` refuses those that the
+//! machine has no memory for, `step` runs and commits them, `evaluate` validates, `checkpoint` keeps it all, and
 //! `trainer` holds them together.
 
 mod checkpoint;
@@ -14,6 +15,7 @@ pub mod early_stopping;
 pub mod ema;
 mod error;
 mod evaluate;
+mod footprint;
 pub mod hyp;
 mod image_set;
 mod observer;
@@ -25,6 +27,7 @@ mod setup;
 mod source;
 mod step;
 mod summary;
+mod system_memory;
 mod table;
 mod trainer;
 mod validate;
@@ -33,7 +36,7 @@ mod work;
 pub use detection::detect;
 pub use error::TrainError;
 pub use observer::{Observer, Progress, Silent, TrainProgress};
-pub use options::{Cache, DetectOptions, Optimizer, Precision, Resume, Task, TrainOptions, ValOptions};
+pub use options::{Cache, DetectOptions, Optimizer, Partners, Precision, Resume, Task, TrainOptions, ValOptions};
 pub use summary::{ClassMetrics, DetectSummary, FoundBox, FoundImage, Metrics, TrainEnd, TrainSummary, ValSummary};
 pub use trainer::run;
 pub use validate::validate;

@@ -3,7 +3,9 @@
 //! The serialised names are the reference's (`opt.yaml`), so that its users find what they know.
 
 use serde::{Deserialize, Serialize};
+use std::fmt;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 /// Options of [`crate::run`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -71,8 +73,14 @@ pub struct TrainOptions {
     pub close_mosaic: usize,
     /// Number format of the step.
     pub precision: Precision,
-    /// Most bytes of activations: parts of the forward pass are computed twice where needed.
+    /// Where the other pictures of a mosaic or mixup come from.
+    pub partners: Partners,
+    /// Most bytes of the step's arena (activations, their gradients, workspace): parts of the forward pass are
+    /// computed twice where needed. Weights, the validation's arena and pictures come on top.
     pub memory_budget: Option<u64>,
+    /// Bytes of memory that the run may take; `None` asks the system.
+    #[serde(skip)]
+    pub memory_available: Option<u64>,
     /// Long names of the flags that the user gave, such as `batch-size`. `--resume` needs them to tell a wish from
     /// a default.
     #[serde(skip)]
@@ -113,7 +121,9 @@ impl Default for TrainOptions {
             min_items: 0,
             close_mosaic: 0,
             precision: Precision::F32,
+            partners: Partners::default(),
             memory_budget: None,
+            memory_available: None,
             given: Vec::new(),
         }
     }
@@ -132,13 +142,75 @@ pub enum Resume {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Cache {
-    /// Up to 256 MiB of pictures stay in memory all the same.
+    /// Those that mosaics may need soon stay in memory all the same, within a quarter of what is free.
     #[default]
     None,
     /// As many as fit into four fifths of the free memory.
     Ram,
     /// As `Ram`, with a warning: nothing is kept on disk yet.
     Disk,
+}
+
+/// Where the other pictures of a mosaic or mixup come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Partners {
+    /// From this many images before it in the order of the epoch: an image is then decoded once or twice an epoch
+    /// also where the set does not fit into memory. Smaller sets are drawn from as a whole.
+    Window(usize),
+    /// From the whole set, as in the reference.
+    Fresh,
+}
+
+impl Default for Partners {
+    fn default() -> Self {
+        Self::Window(1024)
+    }
+}
+
+impl Partners {
+    pub(crate) fn of_the_recipes(self) -> data::Partners {
+        match self {
+            Self::Window(images) => data::Partners::Window(images),
+            Self::Fresh => data::Partners::WholeSet,
+        }
+    }
+}
+
+impl fmt::Display for Partners {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Self::Window(images) => write!(f, "window:{images}"),
+            Self::Fresh => f.write_str("fresh"),
+        }
+    }
+}
+
+impl FromStr for Partners {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let window = text.strip_prefix("window:").and_then(|n| n.parse().ok()).filter(|&n| n > 0);
+        match (text, window) {
+            ("fresh", _) => Ok(Self::Fresh),
+            (_, Some(images)) => Ok(Self::Window(images)),
+            _ => Err(format!("'{text}' is neither fresh nor window:N with N above 0")),
+        }
+    }
+}
+
+impl TryFrom<String> for Partners {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<Partners> for String {
+    fn from(partners: Partners) -> Self {
+        partners.to_string()
+    }
 }
 
 /// Update rule of the weights.
@@ -233,6 +305,9 @@ pub struct ValOptions {
     pub min_items: usize,
     /// Batches of one aspect ratio in the smallest rectangle that fits; otherwise squares.
     pub rect: bool,
+    /// Bytes of memory that may be taken; `None` asks the system.
+    #[serde(skip)]
+    pub memory_available: Option<u64>,
 }
 
 impl Default for ValOptions {
@@ -259,6 +334,7 @@ impl Default for ValOptions {
             exist_ok: false,
             min_items: 0,
             rect: true,
+            memory_available: None,
         }
     }
 }
@@ -303,6 +379,9 @@ pub struct DetectOptions {
     pub line_thickness: Option<usize>,
     pub hide_labels: bool,
     pub hide_conf: bool,
+    /// Bytes of memory that may be taken; `None` asks the system.
+    #[serde(skip)]
+    pub memory_available: Option<u64>,
 }
 
 impl Default for DetectOptions {
@@ -329,6 +408,7 @@ impl Default for DetectOptions {
             line_thickness: None,
             hide_labels: false,
             hide_conf: false,
+            memory_available: None,
         }
     }
 }

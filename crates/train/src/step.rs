@@ -25,14 +25,24 @@ pub(crate) struct Stepper {
     plans: PlanCache,
     kind: OptimizerKind,
     max_boxes: usize,
-    /// What the main plan needs.
-    pub memory: MemoryReport,
     flat_bytes: u64,
 }
 
-impl Stepper {
-    /// Compiles and prepares the plan of whole batches.
-    pub fn new(
+/// The plan of whole batches, compiled; nothing is allocated yet.
+pub(crate) struct StepPlan {
+    device: Device,
+    model: Arc<Model>,
+    settings: GraphSettings,
+    shape: InputShape,
+    max_boxes: usize,
+    compiled: Compiled,
+    spec: StateSpec,
+    kind: OptimizerKind,
+}
+
+impl StepPlan {
+    /// Compiles it.
+    pub fn compile(
         device: Device,
         model: Arc<Model>,
         settings: GraphSettings,
@@ -40,28 +50,47 @@ impl Stepper {
         max_boxes: usize,
         optimizer: Optimizer,
     ) -> Result<Self, TrainError> {
-        let backend = device.backend();
-        let compiled: Compiled = plans::compile(&model, backend.as_ref(), &settings, shape, max_boxes)?;
-        let layout = compiled.plan.params().clone();
-        let memory = compiled.plan.memory().clone();
+        let compiled = plans::compile(&model, device.backend().as_ref(), &settings, shape, max_boxes)?;
         let kind = optimizer.kind();
-        let spec = StateSpec { layout: layout.clone(), optimizer: Some(kind), ema: true };
-        let flat_bytes = spec.regions().iter().map(|(_, elements)| 4 * *elements as u64).sum();
+        let spec = StateSpec { layout: compiled.plan.params().clone(), optimizer: Some(kind), ema: true };
+        Ok(Self { device, model, settings, shape, max_boxes, compiled, spec, kind })
+    }
+
+    pub fn shape(&self) -> InputShape {
+        self.shape
+    }
+
+    /// What the arena is made of.
+    pub fn memory(&self) -> &MemoryReport {
+        self.compiled.plan.memory()
+    }
+
+    /// Bytes of weights, gradients, optimiser state and averages.
+    pub fn flat_bytes(&self) -> u64 {
+        flat_bytes(&self.spec)
+    }
+}
+
+/// Bytes of an executor's flat buffers.
+pub(crate) fn flat_bytes(spec: &StateSpec) -> u64 {
+    spec.regions().iter().map(|(_, elements)| 4 * *elements as u64).sum()
+}
+
+impl Stepper {
+    /// Allocates what a plan needs.
+    pub fn new(plan: StepPlan) -> Result<Self, TrainError> {
+        let flat_bytes = plan.flat_bytes();
+        let StepPlan { device, model, settings, shape, max_boxes, compiled, spec, kind } = plan;
         let mut executor = device.executor(&spec);
         let mut plans = PlanCache::default();
         plans.add(executor.as_mut(), shape, compiled)?;
         let entries = model.training_state()?;
-        Ok(Self { executor, layout, entries, model, settings, plans, kind, max_boxes, memory, flat_bytes })
+        Ok(Self { executor, layout: spec.layout, entries, model, settings, plans, kind, max_boxes, flat_bytes })
     }
 
     /// Bytes of the arena and of the flat buffers.
     pub fn memory_bytes(&self) -> u64 {
         self.executor.arena_bytes() + self.flat_bytes
-    }
-
-    /// Bytes of weights, gradients, optimiser state and averages.
-    pub fn flat_bytes(&self) -> u64 {
-        self.flat_bytes
     }
 
     /// Forward, loss and backward of a batch; the gradients are added to those that wait.

@@ -1,24 +1,26 @@
 //! The training run: epochs of steps, validation, checkpoints, and the run's folder.
 
-use crate::checkpoint::{self, RunState, RunTensors};
+use crate::checkpoint::{RunState, RunTensors};
 use crate::device::Device;
 use crate::evaluate::{EvalSettings, Evaluation, Evaluator, evaluate};
-use crate::image_set::{self, ScanWish, loader_options};
+use crate::footprint::{self, Footprint, Room};
+use crate::image_set::{self, CacheWish, ScanWish, loader_options};
 use crate::plans::{GraphSettings, InputShape, TrainingSettings, loss_config};
 use crate::schedule::{Iteration, Schedule};
 use crate::setup::{self, Settled};
-use crate::step::Stepper;
+use crate::step::{StepPlan, Stepper};
 use crate::summary::{TrainEnd, TrainSummary};
-use crate::table::table;
-use crate::work::{self, Work, WorkSettings};
-use crate::{Observer, Progress, TrainError, TrainOptions, TrainProgress, pictures};
-use data::{Batch, ImagePool, Loader, Purpose, Split};
-use graph::{Category, Level, Recompute};
+use crate::work::{self, Failure, Work, WorkSettings};
+use crate::{Observer, Partners, Progress, TrainError, TrainOptions, TrainProgress, pictures};
+use data::{Batch, ImagePool, Loader, Split};
+use graph::{Level, Recompute};
 use model::{Model, NamedTensors};
-use report::results_csv::{EpochResults, ResultsCsv};
+use report::results_csv::ResultsCsv;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
+
+mod closing;
 
 /// Training batches that are drawn.
 const DRAWN_BATCHES: usize = 3;
@@ -125,8 +127,7 @@ impl Run {
             None
         };
 
-        let config = work::augment_config(&hyp);
-        let max_boxes = work::max_boxes(&samples, &config, options.rect, batch);
+        let config = work::augment_config(&hyp, options.partners);
         let work = WorkSettings {
             samples: Arc::clone(&samples),
             config,
@@ -141,14 +142,47 @@ impl Run {
         let schedule = Schedule::new(&hyp, setup::decay_of(&options), options.epochs, work.batches(), batch);
         let recompute = options.memory_budget.map_or(Recompute::Level(Level::KeepAll), Recompute::Budget);
         let loss = loss_config(&model, &hyp);
-        let graph = GraphSettings {
-            loss: Some(loss.clone()),
-            decode: false,
-            training: Some(TrainingSettings { frozen, recompute }),
+        let graph = GraphSettings { loss: Some(loss.clone()), decode: false, training: None };
+        let compile = |images: usize, recompute: Recompute| {
+            let boxes = work::max_boxes(&samples, &config, options.rect, images);
+            let training = Some(TrainingSettings { frozen: frozen.clone(), recompute });
+            let graph = GraphSettings { training, ..graph.clone() };
+            let shape = InputShape { images, height: size, width: size };
+            StepPlan::compile(device, Arc::clone(&model), graph, shape, boxes, options.optimizer)
         };
-        let shape = InputShape { images: batch, height: size, width: size };
-        let mut stepper = Stepper::new(device, Arc::clone(&model), graph, shape, max_boxes, options.optimizer)?;
-        tell_plan(&model, &stepper, size, observer)?;
+        let mut evaluator = Evaluator::new(device, Arc::clone(&model), Some(loss));
+        let settings = |batch: usize| EvalSettings {
+            batch: 2 * batch,
+            size,
+            rect: true,
+            workers: options.workers,
+            single_cls: options.single_cls,
+            nms: EvalSettings::nms(VAL_CONF, VAL_IOU, VAL_MAX_DET, options.single_cls),
+            keep_pictures: false,
+        };
+        let validation_plan = |evaluator: &Evaluator, batch: usize| match &val_samples {
+            Some(val) => evaluator.largest_plan(val, &settings(batch)),
+            None => Ok(None),
+        };
+        let step = compile(batch, recompute)?;
+        let planned = validation_plan(&evaluator, batch)?;
+        footprint::tell_step(&model, &step, size, observer)?;
+        let mut room = Room::new(options.memory_available);
+        room.take_training(
+            &Footprint::of_training(&step, planned.as_ref()),
+            &step,
+            &|batch| {
+                let planned = validation_plan(&evaluator, batch)?;
+                Ok(Footprint::of_training(&compile(batch, recompute)?, planned.as_ref()))
+            },
+            &|recompute| compile(batch, recompute),
+            observer,
+        )?;
+        // From here on memory is allocated.
+        if let Some(plan) = planned {
+            evaluator.reserve(plan);
+        }
+        let mut stepper = Stepper::new(step)?;
 
         let folder;
         let (state, tensors) = match (resumed, start) {
@@ -183,20 +217,15 @@ impl Run {
             next => ResultsCsv::resume(&csv_path, &[], next)?,
         };
 
-        let pool = image_set::pool(samples, size, Purpose::Train, options.cache, observer);
-        let validation = val_samples.map(|val| Validation {
-            evaluator: Evaluator::new(device, Arc::clone(&model), Some(loss)),
-            pool: image_set::pool(val, size, Purpose::Validate, options.cache, observer),
-            settings: EvalSettings {
-                batch: 2 * batch,
-                size,
-                rect: true,
-                workers: options.workers,
-                single_cls: options.single_cls,
-                nms: EvalSettings::nms(VAL_CONF, VAL_IOU, VAL_MAX_DET, options.single_cls),
-                keep_pictures: false,
-            },
-        });
+        let partners = match options.partners {
+            _ if options.rect || hyp.mosaic == 0.0 => None,
+            Partners::Window(images) => Some(images),
+            Partners::Fresh => Some(samples.len()),
+        };
+        let wish = CacheWish { cache: options.cache, partners, on_the_way: batch * loader_options(1).prefetch };
+        let settings = settings(batch);
+        let (pool, val_pool) = image_set::pools(samples, val_samples, size, wish, room, observer);
+        let validation = val_pool.map(|pool| Validation { evaluator, pool, settings });
         Ok(Self {
             model,
             names,
@@ -225,6 +254,7 @@ impl Run {
             self.folder.display()
         ));
         let work = Work::new(self.work.clone(), self.state.epoch, self.state.batch)?;
+        let failure = work.failure();
         let mut loader = Loader::new(Arc::clone(&self.pool), work, loader_options(self.state.options.workers))?;
         observer.info(&report::tables::training_header());
         while self.state.epoch < epochs {
@@ -233,7 +263,7 @@ impl Run {
                 observer.info(&format!("closing mosaic for the last {} epochs", self.work.close_mosaic));
             }
             let last_epoch = epoch + 1 == epochs;
-            let EpochEnd::Done(at) = self.epoch(&mut loader, last_epoch, observer)? else {
+            let EpochEnd::Done(at) = self.epoch(&mut loader, &failure, last_epoch, observer)? else {
                 return self.interrupted();
             };
             let validates = !self.state.options.noval || last_epoch;
@@ -252,6 +282,7 @@ impl Run {
     fn epoch(
         &mut self,
         loader: &mut Loader<Work>,
+        failure: &Failure,
         last_epoch: bool,
         observer: &mut dyn Observer,
     ) -> Result<EpochEnd, TrainError> {
@@ -262,8 +293,8 @@ impl Run {
         let mut images = 0;
         let mut at = self.schedule.at(epoch * total + total - 1);
         while self.state.batch < total {
-            let batch =
-                loader.next().ok_or_else(|| data::DataError::LoaderStopped { reason: "no batch is left".into() })??;
+            let ended = || data::DataError::LoaderStopped { reason: "no batch is left".into() };
+            let batch = loader.next().ok_or_else(|| failure.take().unwrap_or_else(|| ended().into()))??;
             for problem in &batch.failures {
                 observer.warn(&format!("{problem}; its place stays grey"));
             }
@@ -346,118 +377,6 @@ impl Run {
         Ok(found.map(|evaluation| (tensors, Some(evaluation))))
     }
 
-    /// Results, checkpoints and early stopping; `true` where the run stops.
-    fn close_epoch(
-        &mut self,
-        at: &Iteration,
-        tensors: RunTensors,
-        evaluation: Option<Evaluation>,
-        observer: &mut dyn Observer,
-    ) -> Result<bool, TrainError> {
-        let epoch = self.state.epoch;
-        let train_losses = self.state.loss_sums.map(|sum| sum / self.work.batches() as f64);
-        let metrics = evaluation.as_ref().map(|e| e.metrics).unwrap_or_default();
-        self.csv.append(&EpochResults {
-            epoch,
-            train_losses,
-            precision: metrics.precision,
-            recall: metrics.recall,
-            map50: metrics.map50,
-            map50_95: metrics.map50_95,
-            val_losses: metrics.losses,
-            learning_rates: at.lr,
-            extra: Vec::new(),
-        })?;
-        let mut improved = false;
-        if let Some(evaluation) = &evaluation {
-            table(evaluation, false).iter().for_each(|line| observer.info(line));
-            improved = self.state.stopping.note(epoch, evaluation.fitness);
-            if improved {
-                self.state.best = Some(evaluation.metrics);
-            }
-        }
-        let patience = self.state.options.patience;
-        let stops = evaluation.is_some() && self.state.stopping.stops(epoch, patience);
-        (self.state.epoch, self.state.batch, self.state.loss_sums) = (epoch + 1, 0, [0.0; 3]);
-        let ends = stops || self.state.epoch == self.work.epochs;
-        if improved {
-            self.unsaved_best = Some(tensors.ema.clone());
-        }
-        if !self.state.options.nosave || ends {
-            // The best first: were the run killed in between, the older last would do this epoch again.
-            self.save_best()?;
-            checkpoint::save_last(&self.last(), &self.model, &self.names, &self.state, &tensors)?;
-            let period = usize::try_from(self.state.options.save_period).unwrap_or(0);
-            if period > 0 && epoch.is_multiple_of(period) {
-                let path = self.folder.join("weights").join(format!("epoch{epoch}.safetensors"));
-                checkpoint::save_weights(&path, &self.model, &self.names, &self.state, epoch + 1, &tensors.ema)?;
-            }
-        }
-        if stops {
-            observer.info(&format!(
-                "stopped: no improvement in the last {patience} epochs, best was epoch {}; --patience 0 never stops",
-                self.state.stopping.best_epoch
-            ));
-        }
-        Ok(stops)
-    }
-
-    fn save_best(&mut self) -> Result<(), TrainError> {
-        match self.unsaved_best.take() {
-            Some(ema) => {
-                let epochs = self.state.stopping.best_epoch + 1;
-                checkpoint::save_weights(&self.best(), &self.model, &self.names, &self.state, epochs, &ema)
-            }
-            None => Ok(()),
-        }
-    }
-
-    fn interrupted(&mut self) -> Result<TrainSummary, TrainError> {
-        self.save_best()?;
-        let tensors = self.tensors()?;
-        checkpoint::save_last(&self.last(), &self.model, &self.names, &self.state, &tensors)?;
-        Ok(self.summary(TrainEnd::Interrupted))
-    }
-
-    /// The best weights once more, with the table of classes and pictures.
-    fn finish(&mut self, end: TrainEnd, observer: &mut dyn Observer) -> Result<TrainSummary, TrainError> {
-        if self.validation.is_some() && !observer.should_stop() {
-            let best = self.best();
-            let ema = if best.is_file() { checkpoint::load_weights(&best)?.tensors } else { self.tensors()?.ema };
-            let drawn = !self.state.options.noplots;
-            if let Some(validation) = &mut self.validation {
-                observer.info(&format!(
-                    "validating {}",
-                    if best.is_file() { best.display().to_string() } else { "the last weights".into() }
-                ));
-                validation.evaluator.set_training_weights(&ema)?;
-                let settings = EvalSettings { keep_pictures: drawn, ..validation.settings.clone() };
-                let found = evaluate(&mut validation.evaluator, &validation.pool, &self.names, &settings, observer)?;
-                if let Some(evaluation) = found {
-                    table(&evaluation, true).iter().for_each(|line| observer.info(line));
-                    self.state.best = Some(evaluation.metrics);
-                    if drawn {
-                        self.pictures.extend(pictures::draw_validation(&self.folder, &evaluation.drawn, &self.names)?);
-                    }
-                }
-            }
-        }
-        Ok(self.summary(end))
-    }
-
-    fn summary(&self, end: TrainEnd) -> TrainSummary {
-        let there = |path: PathBuf| Some(path).filter(|p| p.is_file());
-        TrainSummary {
-            folder: self.folder.clone(),
-            last: there(self.last()),
-            best: there(self.best()),
-            epochs: self.state.epoch,
-            end,
-            metrics: self.state.best,
-            pictures: self.pictures.clone(),
-        }
-    }
-
     fn draw(&mut self, iteration: usize, batch: &Batch) -> Result<(), TrainError> {
         if iteration < DRAWN_BATCHES && !self.state.options.noplots {
             let path = self.folder.join(format!("train_batch{iteration}.jpg"));
@@ -488,29 +407,4 @@ fn folder_of(checkpoint: &Path) -> PathBuf {
         (true, Some(folder)) => folder.to_path_buf(),
         _ => inside.to_path_buf(),
     }
-}
-
-/// Size of the model and what a step takes.
-fn tell_plan(model: &Model, stepper: &Stepper, size: usize, observer: &mut dyn Observer) -> Result<(), TrainError> {
-    let info = model.info(size, size)?;
-    observer.info(&format!(
-        "{}: {} classes, {} parameters in training, {} as deployed ({:.1} GFLOPs at {size}x{size})",
-        model.name,
-        model.nc,
-        info.training.parameters,
-        info.main_folded.parameters,
-        info.main_folded.gflops()
-    ));
-    let mebi = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-    let memory = &stepper.memory;
-    observer.info(&format!(
-        "memory of a step: {:.1} MiB of arena (activations kept {:.1}, gradients {:.1}, workspace {:.1} before sharing), \
-         {:.1} MiB of weights, gradients, optimiser state and averages",
-        mebi(memory.arena),
-        mebi(memory.activation_bytes()),
-        mebi(memory.total_of(Category::Gradient)),
-        mebi(memory.at_peak.iter().find(|c| c.0 == Category::Workspace).map_or(0, |c| c.1)),
-        mebi(stepper.flat_bytes())
-    ));
-    Ok(())
 }

@@ -1,15 +1,16 @@
 //! Validation of a weight file.
 
-use crate::checkpoint::load_weights;
+use crate::checkpoint::{HYP_KEY, load_weights};
 use crate::device::Device;
 use crate::evaluate::{EvalSettings, Evaluation, Evaluator, evaluate};
+use crate::footprint::Room;
 use crate::hyp::Hyp;
 use crate::image_set::{self, ScanWish};
 use crate::plans::loss_config;
 use crate::summary::ValSummary;
 use crate::table::{class_rows, table};
-use crate::{Cache, Observer, Task, TrainError, ValOptions, pictures, setup};
-use data::{Purpose, Sample, Split};
+use crate::{Observer, Task, TrainError, ValOptions, pictures, setup};
+use data::{Sample, Split};
 use model::weights::Weights;
 use model::{Model, NamedTensors};
 use report::predictions::{CocoDetection, ImageId, write_coco_json, write_yolo_rows, yolo_row};
@@ -21,7 +22,8 @@ const COMPLETE_CONF: f64 = 0.001;
 
 /// Validates a weight file on a part of a data set.
 ///
-/// The losses are those of the published gains. They need the training state of dual models, which a folded file
+/// The losses have the gains that the weights were trained with, or those of `hyp.scratch-high.yaml` where the file
+/// does not say. They need the training state of dual models, which a folded file
 /// of the main branch alone does not hold; such files are validated without.
 ///
 /// # Errors
@@ -49,13 +51,11 @@ pub fn validate(options: &ValOptions, observer: &mut dyn Observer) -> Result<Val
     };
     let wish = ScanWish { split, for_training: false, single_cls: options.single_cls, min_items: options.min_items };
     let (samples, report) = image_set::scan(&dataset, wish, observer)?;
-    let folder = report::run_folder::create_run_folder(&options.project, &options.name, options.exist_ok)?;
 
     // With several classes folded into one, the model's classes are not those of the labels.
     let with_loss = !options.single_cls || model.nc == 1;
-    let loss = with_loss.then(|| loss_config(&model, &Hyp::default()));
+    let loss = with_loss.then(|| loss_config(&model, &trained_with(&options.weights, &weights, observer)));
     let mut evaluator = Evaluator::new(device, Arc::clone(&model), loss);
-    evaluator.set_folded_weights(folded(&weights)?)?;
     let settings = EvalSettings {
         batch: options.batch_size,
         size,
@@ -65,13 +65,20 @@ pub fn validate(options: &ValOptions, observer: &mut dyn Observer) -> Result<Val
         nms: EvalSettings::nms(options.conf_thres, options.iou_thres, options.max_det, options.single_cls),
         keep_pictures: !options.noplots,
     };
+    let mut room = Room::new(options.memory_available);
+    if let Some(plan) = evaluator.largest_plan(&samples, &settings)? {
+        room.take_evaluation("validation", &evaluator, &plan, observer)?;
+        evaluator.reserve(plan);
+    }
+    let folder = report::run_folder::create_run_folder(&options.project, &options.name, options.exist_ok)?;
+    evaluator.set_folded_weights(folded(&weights)?)?;
     if options.conf_thres > COMPLETE_CONF {
         observer.warn(&format!(
             "--conf {} leaves weak predictions out: average precision comes out lower than at {COMPLETE_CONF}",
             options.conf_thres
         ));
     }
-    let pool = image_set::pool(Arc::clone(&samples), size, Purpose::Validate, Cache::None, observer);
+    let pool = image_set::passing_pool(Arc::clone(&samples), size);
     let evaluation = evaluate(&mut evaluator, &pool, &names, &settings, observer)?
         .ok_or(TrainError::Stopped { what: "the validation" })?;
 
@@ -116,6 +123,18 @@ fn check(options: &ValOptions) -> Result<(), TrainError> {
     Ok(())
 }
 
+/// The hyper-parameters of the run that wrote the weights.
+fn trained_with(path: &Path, weights: &Weights, observer: &mut dyn Observer) -> Hyp {
+    let Some(text) = weights.meta.as_ref().and_then(|meta| meta.extra.get(HYP_KEY)) else { return Hyp::default() };
+    match Hyp::parse(&path.display().to_string(), text) {
+        Ok((hyp, _)) => hyp,
+        Err(problem) => {
+            observer.warn(&format!("{problem}; losses are computed with the gains of hyp.scratch-high.yaml"));
+            Hyp::default()
+        }
+    }
+}
+
 /// Refuses thresholds that are no fractions.
 pub(crate) fn check_thresholds(conf: f64, iou: f64, max_det: usize) -> Result<(), TrainError> {
     for (flag, value) in [("conf", conf), ("iou", iou)] {
@@ -157,7 +176,7 @@ fn save(options: &ValOptions, folder: &Path, samples: &[Sample], evaluation: &Ev
         let Some(sample) = samples.get(result.sample) else { continue };
         let stem = names.assign(&sample.path).stem;
         if options.save_json {
-            let id = ImageId::from_stem(&sample.path.file_stem().unwrap_or_default().to_string_lossy());
+            let id = ImageId::from_stem(&stem);
             for d in &result.detections {
                 coco.push(CocoDetection::new(id.clone(), d.class, d.corners, d.score)?);
             }

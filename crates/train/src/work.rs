@@ -1,18 +1,14 @@
 //! The batches of a run as loader tasks, epoch after epoch.
 
-use crate::TrainError;
 use crate::hyp::Hyp;
+use crate::{Partners, TrainError};
 use data::recipe::epoch_order;
 use data::rect::{RectPlan, rect_plan};
-use data::{AugmentConfig, Partners, RecipeMaker, Sample, Task};
-use std::sync::Arc;
-
-/// Mosaic partners come from this many indices of the epoch's order: a picture then is decoded once or twice an
-/// epoch even where the set does not fit into memory. Smaller sets are drawn from as a whole.
-const PARTNER_WINDOW: usize = 1024;
+use data::{AugmentConfig, RecipeMaker, Sample, Task};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Augmentation as the hyper-parameters say.
-pub(crate) fn augment_config(hyp: &Hyp) -> AugmentConfig {
+pub(crate) fn augment_config(hyp: &Hyp, partners: Partners) -> AugmentConfig {
     AugmentConfig {
         hsv_h: hyp.hsv_h,
         hsv_s: hyp.hsv_s,
@@ -27,7 +23,7 @@ pub(crate) fn augment_config(hyp: &Hyp) -> AugmentConfig {
         mosaic: hyp.mosaic,
         mixup: hyp.mixup,
         copy_paste: hyp.copy_paste,
-        partners: Partners::Window(PARTNER_WINDOW),
+        partners: partners.of_the_recipes(),
     }
 }
 
@@ -78,8 +74,24 @@ impl WorkSettings {
     }
 }
 
+/// Why [`Work`] ended before the run did, where it did: an iterator has no other way to tell.
+#[derive(Clone, Default)]
+pub(crate) struct Failure(Arc<Mutex<Option<TrainError>>>);
+
+impl Failure {
+    /// The error, once.
+    pub fn take(&self) -> Option<TrainError> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    fn note(&self, error: TrainError) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+    }
+}
+
 /// Tasks of all batches from a place in a run to its end.
 pub(crate) struct Work {
+    failure: Failure,
     settings: WorkSettings,
     rect: Option<RectPlan>,
     epoch: usize,
@@ -95,7 +107,12 @@ impl Work {
             rect_plan(&wh, settings.size as u32, settings.batch, settings.stride as u32, 0.0)
         });
         let maker = Arc::new(settings.maker(epoch, order(&settings, rect.as_ref(), epoch))?);
-        Ok(Self { settings, rect, epoch, batch, maker })
+        Ok(Self { failure: Failure::default(), settings, rect, epoch, batch, maker })
+    }
+
+    /// Where an error of a later epoch will be found.
+    pub fn failure(&self) -> Failure {
+        self.failure.clone()
     }
 }
 
@@ -114,7 +131,13 @@ impl Iterator for Work {
             (self.epoch, self.batch) = (self.epoch + 1, 0);
             if self.epoch < self.settings.epochs {
                 let order = order(&self.settings, self.rect.as_ref(), self.epoch);
-                self.maker = Arc::new(self.settings.maker(self.epoch, order).ok()?);
+                match self.settings.maker(self.epoch, order) {
+                    Ok(maker) => self.maker = Arc::new(maker),
+                    Err(error) => {
+                        self.failure.note(error);
+                        return None;
+                    }
+                }
             }
         }
         if self.epoch >= self.settings.epochs {
@@ -132,5 +155,34 @@ impl Iterator for Work {
                 })
                 .collect(),
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_epoch_that_cannot_be_drawn_is_an_error_and_not_the_end() {
+        let sample = Sample { path: "a.png".into(), width: 8, height: 8, labels: Vec::new(), segments: Vec::new() };
+        let config = AugmentConfig::NONE;
+        let mut settings = WorkSettings {
+            samples: Arc::new(vec![sample]),
+            config,
+            size: 64,
+            stride: 32,
+            batch: 1,
+            seed: 0,
+            epochs: 2,
+            close_mosaic: 0,
+            rect: false,
+        };
+        settings.config.mosaic = 1.0;
+        let mut work = Work::new(settings, 0, 0).unwrap();
+        let failure = work.failure();
+        work.settings.config.scale = 2.0;
+        assert_eq!(work.next().map(|tasks| tasks.len()), Some(1));
+        assert!(work.next().is_none());
+        assert!(failure.take().unwrap().to_string().contains("scale"));
     }
 }

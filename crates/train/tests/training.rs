@@ -4,7 +4,7 @@ mod common;
 
 use common::{Memory, data_set, tiny};
 use std::path::{Path, PathBuf};
-use train::{Optimizer, Resume, TrainEnd, TrainError, TrainOptions, run};
+use train::{Optimizer, Partners, Resume, TrainEnd, TrainError, TrainOptions, run};
 
 /// Every tensor of a checkpoint: averages, raw weights, optimiser state, waiting gradients.
 fn tensors(path: &Path) -> model::NamedTensors {
@@ -82,6 +82,8 @@ fn a_run_leaves_its_files_and_can_be_extended() {
     assert!(table.rows.iter().flatten().all(|v| v.is_finite()));
     assert!(table.rows.iter().all(|r| r[1] > 0.0 && r[8] > 0.0), "losses of training and validation");
     assert!(memory.lines.iter().any(|l| l.contains("closing mosaic")));
+    let saved = std::fs::read_to_string(summary.folder.join("opt.yaml")).unwrap();
+    assert!(saved.contains("partners: window:1024") || saved.contains("partners: \"window:1024\""), "{saved}");
 
     let again = |epochs: usize, given: &[&str]| TrainOptions {
         resume: Some(Resume::From(summary.folder.join("weights/last.safetensors"))),
@@ -210,4 +212,45 @@ fn a_card_that_is_not_there_is_warned_about_not_refused() {
     let error = run(&options, &mut memory).unwrap_err();
     assert!(matches!(error, TrainError::Missing { .. }), "{error}");
     assert!(memory.warnings[0].contains("--device 0"));
+}
+
+#[test]
+fn a_run_without_the_memory_for_it_is_refused_with_a_batch_and_a_budget_that_fit() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = data_set(folder.path(), 6, 2);
+    let options = TrainOptions { batch_size: 6, epochs: 1, ..tiny(folder.path(), &data, "memory") };
+    let refused = |options: &TrainOptions| {
+        let error = run(options, &mut Memory::default()).unwrap_err();
+        let hint = error.hint().unwrap();
+        let TrainError::Memory { needed, available, .. } = error else { panic!("{error}") };
+        assert_eq!(Some(available), options.memory_available);
+        (needed, hint)
+    };
+    let (needed, hint) = refused(&TrainOptions { memory_available: Some(1), ..options.clone() });
+    assert!(hint.contains("lower --img"), "{hint}");
+    let tight = TrainOptions { memory_available: Some(needed - 1), ..options.clone() };
+    let (_, hint) = refused(&tight);
+    assert!(hint.contains("--batch 3 fits"), "{hint}");
+    assert!(!folder.path().join("runs").exists(), "nothing is written before it is known to fit");
+    let budget = hint.split("--memory-budget ").nth(1).unwrap().split(' ').next().unwrap();
+    let factor = if budget.ends_with("MiB") { 1 << 20 } else { 1 };
+    let budget = budget.trim_end_matches("MiB").parse::<u64>().unwrap() * factor;
+    for fits in [
+        TrainOptions { batch_size: 3, ..tight.clone() },
+        TrainOptions { memory_budget: Some(budget), ..tight.clone() },
+        TrainOptions { memory_available: Some(needed), ..options },
+    ] {
+        run(&fits, &mut Memory::default()).unwrap();
+    }
+}
+
+#[test]
+fn partners_are_a_window_or_fresh() {
+    for text in ["fresh", "window:1", "window:300"] {
+        assert_eq!(text.parse::<Partners>().unwrap().to_string(), text);
+    }
+    for text in ["", "window", "window:0", "window:-1", "window:x", "Fresh"] {
+        assert!(text.parse::<Partners>().is_err(), "{text}");
+    }
+    assert_eq!(Partners::default().to_string(), "window:1024");
 }

@@ -3,6 +3,8 @@
 mod common;
 
 use common::{Memory, data_set, tiny};
+use serde_json::json;
+use std::path::{Path, PathBuf};
 use train::{DetectOptions, TrainError, TrainOptions, ValOptions, detect, run, validate};
 
 #[test]
@@ -58,6 +60,12 @@ fn best_weights_validate_as_in_the_run_and_detect_on_pictures() {
     assert_eq!(found.images[0].boxes, found.images[1].boxes);
     let bytes = std::fs::read(&raw).unwrap();
     let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let (_, header) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
+    let images: serde_json::Value = serde_json::from_str(&header.metadata().as_ref().unwrap()["images"]).unwrap();
+    let about = &images[1];
+    assert!(about["image"].as_str().unwrap().ends_with("same.png"), "{images}");
+    assert_eq!((&about["original_hw"], &about["network_hw"]), (&json!([56, 72]), &json!([64, 64])));
+    assert!((about["pad_xy"][1].as_f64().unwrap() - (64.0 - 56.0 * 64.0 / 72.0) / 2.0).abs() < 1e-9, "{images}");
     let tensor = file.tensor("predictions").unwrap();
     assert_eq!(tensor.shape(), [2, 6, 64 + 16 + 4]);
     let first: f32 = f32::from_le_bytes(tensor.data()[..4].try_into().unwrap());
@@ -83,4 +91,79 @@ fn weights_of_other_classes_are_refused_with_both_counts() {
     let options = ValOptions { data, weights, imgsz: 64, project: folder.path().join("val"), ..ValOptions::default() };
     let error = validate(&options, &mut Memory::default()).unwrap_err();
     assert!(matches!(error, TrainError::ClassCount { model: 2, data: 3, .. }), "{error}");
+}
+
+/// Random weights of the test's model, and the data set.
+fn untrained(folder: &Path, val: usize) -> (PathBuf, PathBuf) {
+    let data = data_set(folder, 1, val);
+    let cfg = tiny(folder, &data, "untrained").cfg.unwrap();
+    let model = model::Model::load(&cfg.to_string_lossy(), Some(2)).unwrap();
+    let meta = model::weights::WeightsMeta::of(&model, vec!["red".to_owned(), "blue".to_owned()], false);
+    let path = folder.join("untrained.safetensors");
+    model::weights::save(&path, &model::init(&model, 0).unwrap(), &meta).unwrap();
+    (data, path)
+}
+
+#[test]
+fn predictions_of_images_that_share_a_stem_have_ids_of_their_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let (data, weights) = untrained(folder.path(), 1);
+    let images = folder.path().join("images/val");
+    for sub in ["a", "b"] {
+        std::fs::create_dir(images.join(sub)).unwrap();
+        std::fs::copy(images.join("val00.png"), images.join(sub).join("7.png")).unwrap();
+    }
+    let project = folder.path().join("val");
+    let options = ValOptions {
+        data,
+        weights,
+        imgsz: 64,
+        conf_thres: 0.0,
+        max_det: 2,
+        save_json: true,
+        project,
+        ..ValOptions::default()
+    };
+    let found = validate(&options, &mut Memory::default()).unwrap();
+    let text = std::fs::read_to_string(found.folder.join("predictions.json")).unwrap();
+    let rows: Vec<serde_json::Value> = serde_json::from_str(&text).unwrap();
+    for id in [json!("val00"), json!(7), json!("7_2")] {
+        assert_eq!(rows.iter().filter(|row| row["image_id"] == id).count(), 2, "{id}: {text}");
+    }
+}
+
+#[test]
+fn validation_and_detection_without_the_memory_for_them_are_refused_before_they_write() {
+    let folder = tempfile::tempdir().unwrap();
+    let (data, weights) = untrained(folder.path(), 4);
+    let source = folder.path().join("images/val").to_string_lossy().into_owned();
+    let (weights, data, project) = (&weights, &data, folder.path().join("runs"));
+    let val = |memory_available: Option<u64>| {
+        let (data, weights, project) = (data.clone(), weights.clone(), project.clone());
+        let options = ValOptions { data, weights, imgsz: 64, project, memory_available, ..ValOptions::default() };
+        validate(&options, &mut Memory::default()).map(|_| ())
+    };
+    let find = |memory_available: Option<u64>| {
+        let (source, imgsz, project) = (source.clone(), vec![64], project.clone());
+        let weights = weights.clone();
+        let options = DetectOptions {
+            weights,
+            source,
+            imgsz,
+            project,
+            batch_size: 4,
+            memory_available,
+            ..DetectOptions::default()
+        };
+        detect(&options, &mut Memory::default()).map(|_| ())
+    };
+    for run in [&val as &dyn Fn(Option<u64>) -> Result<(), TrainError>, &find] {
+        let error = run(Some(1000)).unwrap_err();
+        let TrainError::Memory { needed, .. } = error else { panic!("{error}") };
+        let hint = run(Some(needed - 1)).unwrap_err().hint().unwrap();
+        assert!(hint.starts_with("--batch 2 fits"), "{hint}");
+        assert!(!project.exists());
+    }
+    val(None).unwrap();
+    find(None).unwrap();
 }

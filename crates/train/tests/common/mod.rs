@@ -50,7 +50,7 @@ head:
 /// Options of a tiny run: 64 px, batches of 3, two batches a step, a short warm-up.
 pub fn tiny(folder: &Path, data: &Path, name: &str) -> TrainOptions {
     let hyp = folder.join("hyp.yaml");
-    let text = "warmup_epochs: 0\nwarmup_min_iterations: 3\nnominal_batch: 6\nmosaic: 0.5\nmixup: 0.5\n";
+    let text = "warmup_epochs: 0\nwarmup_min_iterations: 3\nnominal_batch: 6\nbox: 5\nmosaic: 0.5\nmixup: 0.5\n";
     std::fs::write(&hyp, text).unwrap();
     let cfg = folder.join("micro.yaml");
     std::fs::write(&cfg, MICRO).unwrap();

@@ -1,0 +1,125 @@
+//! What closes an epoch and a run: results, checkpoints, early stopping, and the best weights once more.
+
+use super::Run;
+use crate::checkpoint::{self, RunTensors};
+use crate::evaluate::{EvalSettings, Evaluation, evaluate};
+use crate::schedule::Iteration;
+use crate::summary::{TrainEnd, TrainSummary};
+use crate::table::table;
+use crate::{Observer, TrainError, pictures};
+use report::results_csv::EpochResults;
+use std::path::PathBuf;
+
+impl Run {
+    /// Results, checkpoints and early stopping; `true` where the run stops.
+    pub(super) fn close_epoch(
+        &mut self,
+        at: &Iteration,
+        tensors: RunTensors,
+        evaluation: Option<Evaluation>,
+        observer: &mut dyn Observer,
+    ) -> Result<bool, TrainError> {
+        let epoch = self.state.epoch;
+        let train_losses = self.state.loss_sums.map(|sum| sum / self.work.batches() as f64);
+        let metrics = evaluation.as_ref().map(|e| e.metrics).unwrap_or_default();
+        self.csv.append(&EpochResults {
+            epoch,
+            train_losses,
+            precision: metrics.precision,
+            recall: metrics.recall,
+            map50: metrics.map50,
+            map50_95: metrics.map50_95,
+            val_losses: metrics.losses,
+            learning_rates: at.lr,
+            extra: Vec::new(),
+        })?;
+        let mut improved = false;
+        if let Some(evaluation) = &evaluation {
+            table(evaluation, false).iter().for_each(|line| observer.info(line));
+            improved = self.state.stopping.note(epoch, evaluation.fitness);
+            if improved {
+                self.state.best = Some(evaluation.metrics);
+            }
+        }
+        let patience = self.state.options.patience;
+        let stops = evaluation.is_some() && self.state.stopping.stops(epoch, patience);
+        (self.state.epoch, self.state.batch, self.state.loss_sums) = (epoch + 1, 0, [0.0; 3]);
+        let ends = stops || self.state.epoch == self.work.epochs;
+        if improved {
+            self.unsaved_best = Some(tensors.ema.clone());
+        }
+        if !self.state.options.nosave || ends {
+            // The best first: were the run killed in between, the older last would do this epoch again.
+            self.save_best()?;
+            checkpoint::save_last(&self.last(), &self.model, &self.names, &self.state, &tensors)?;
+            let period = usize::try_from(self.state.options.save_period).unwrap_or(0);
+            if period > 0 && epoch.is_multiple_of(period) {
+                let path = self.folder.join("weights").join(format!("epoch{epoch}.safetensors"));
+                checkpoint::save_weights(&path, &self.model, &self.names, &self.state, epoch + 1, &tensors.ema)?;
+            }
+        }
+        if stops {
+            observer.info(&format!(
+                "stopped: no improvement in the last {patience} epochs, best was epoch {}; --patience 0 never stops",
+                self.state.stopping.best_epoch
+            ));
+        }
+        Ok(stops)
+    }
+
+    fn save_best(&mut self) -> Result<(), TrainError> {
+        match self.unsaved_best.take() {
+            Some(ema) => {
+                let epochs = self.state.stopping.best_epoch + 1;
+                checkpoint::save_weights(&self.best(), &self.model, &self.names, &self.state, epochs, &ema)
+            }
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn interrupted(&mut self) -> Result<TrainSummary, TrainError> {
+        self.save_best()?;
+        let tensors = self.tensors()?;
+        checkpoint::save_last(&self.last(), &self.model, &self.names, &self.state, &tensors)?;
+        Ok(self.summary(TrainEnd::Interrupted))
+    }
+
+    /// The best weights once more, with the table of classes and pictures.
+    pub(super) fn finish(&mut self, end: TrainEnd, observer: &mut dyn Observer) -> Result<TrainSummary, TrainError> {
+        if self.validation.is_some() && !observer.should_stop() {
+            let best = self.best();
+            let ema = if best.is_file() { checkpoint::load_weights(&best)?.tensors } else { self.tensors()?.ema };
+            let drawn = !self.state.options.noplots;
+            if let Some(validation) = &mut self.validation {
+                observer.info(&format!(
+                    "validating {}",
+                    if best.is_file() { best.display().to_string() } else { "the last weights".into() }
+                ));
+                validation.evaluator.set_training_weights(&ema)?;
+                let settings = EvalSettings { keep_pictures: drawn, ..validation.settings.clone() };
+                let found = evaluate(&mut validation.evaluator, &validation.pool, &self.names, &settings, observer)?;
+                if let Some(evaluation) = found {
+                    table(&evaluation, true).iter().for_each(|line| observer.info(line));
+                    self.state.best = Some(evaluation.metrics);
+                    if drawn {
+                        self.pictures.extend(pictures::draw_validation(&self.folder, &evaluation.drawn, &self.names)?);
+                    }
+                }
+            }
+        }
+        Ok(self.summary(end))
+    }
+
+    fn summary(&self, end: TrainEnd) -> TrainSummary {
+        let there = |path: PathBuf| Some(path).filter(|p| p.is_file());
+        TrainSummary {
+            folder: self.folder.clone(),
+            last: there(self.last()),
+            best: there(self.best()),
+            epochs: self.state.epoch,
+            end,
+            metrics: self.state.best,
+            pictures: self.pictures.clone(),
+        }
+    }
+}

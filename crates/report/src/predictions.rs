@@ -1,5 +1,6 @@
 //! Files of predictions: COCO-style JSON for evaluation tools, and one YOLO text row a box.
 
+use std::collections::HashSet;
 use std::path::Path;
 
 use serde::Serialize;
@@ -33,6 +34,21 @@ impl std::fmt::Display for ImageId {
             ImageId::Number(number) => write!(f, "{number}"),
             ImageId::Stem(stem) => f.write_str(stem),
         }
+    }
+}
+
+/// Hands out the ids of one file's images, whose stems differ. A number that two stems spell, `7` and `007`, goes to
+/// the first; the others keep their text.
+#[derive(Debug, Default)]
+pub struct ImageIds {
+    taken: HashSet<ImageId>,
+}
+
+impl ImageIds {
+    /// The id for a stem.
+    pub fn assign(&mut self, stem: &str) -> ImageId {
+        let id = ImageId::from_stem(stem);
+        if self.taken.insert(id.clone()) { id } else { ImageId::Stem(stem.to_owned()) }
     }
 }
 

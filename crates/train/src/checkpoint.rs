@@ -16,6 +16,7 @@ use graph::{Executor, ParamGroup, ParamLayout, Region};
 use model::weights::{self, Weights, WeightsMeta};
 use model::{Model, NamedTensors, StateEntry, StateKind};
 use serde::{Deserialize, Serialize};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 /// Start of the names of tensors that only a resumed run reads.
@@ -233,12 +234,17 @@ fn load_any(path: &Path) -> Result<Weights, TrainError> {
                     must be safetensors with the reference's tensor names";
         return Err(TrainError::Missing { what: "the weight file", path: path.to_path_buf(), hint: Some(hint.into()) });
     }
-    let suffix = path.extension().and_then(|e| e.to_str()).unwrap_or_default().to_ascii_lowercase();
-    if suffix == "pt" || suffix == "pth" {
+    // What a file holds decides, not its name: a zip archive or a bare pickle is PyTorch's.
+    let mut start = [0; 4];
+    let read = std::fs::File::open(path).and_then(|mut f| f.read(&mut start)).map_err(TrainError::io("read", path))?;
+    if start == *b"PK\x03\x04" || (read > 1 && start[0] == 0x80 && start[1] < 6) {
         let message = "PyTorch checkpoints cannot be read yet; safetensors files can".to_owned();
         return Err(TrainError::Checkpoint { path: path.to_path_buf(), message });
     }
-    Ok(weights::load(path)?)
+    weights::load(path).map_err(|e| match e {
+        model::ModelError::Truncated { path, have, need } => TrainError::Truncated { path, have, need },
+        other => other.into(),
+    })
 }
 
 /// A checkpoint of a run.
@@ -333,7 +339,34 @@ pub fn newest_last(root: &Path) -> Result<PathBuf, TrainError> {
 }
 
 /// The checkpoint of a path that may be a run's folder.
-pub fn checkpoint_of(path: &Path) -> PathBuf {
+///
+/// # Errors
+/// Nothing of that name, or a folder without a checkpoint.
+pub fn checkpoint_of(path: &Path) -> Result<PathBuf, TrainError> {
     let inside = path.join("weights").join("last.safetensors");
-    if path.is_dir() && inside.is_file() { inside } else { path.to_path_buf() }
+    if inside.is_file() {
+        return Ok(inside);
+    }
+    let refuse = |message: &str| TrainError::Resume {
+        path: path.to_path_buf(),
+        message: message.to_owned(),
+        hint: Some("name a run's folder, such as runs/train/exp, or its weights/last.safetensors".to_owned()),
+    };
+    if path.is_dir() {
+        return Err(refuse("the folder holds no weights/last.safetensors"));
+    }
+    if !path.exists() {
+        return Err(refuse("there is no such run"));
+    }
+    Ok(path.to_path_buf())
+}
+
+/// Warns of weights that are not numbers: whatever is computed from them is not either.
+pub fn warn_not_finite(path: &Path, tensors: &NamedTensors, observer: &mut dyn crate::Observer) {
+    let broken: Vec<&str> =
+        tensors.iter().filter(|(_, t)| !t.values.iter().all(|v| v.is_finite())).map(|(name, _)| name).collect();
+    if let Some(first) = broken.first() {
+        let count = broken.len();
+        observer.warn(&format!("{}: {count} tensors hold values that are not finite, {first} first", path.display()));
+    }
 }

@@ -1,6 +1,6 @@
 //! Detection on pictures.
 
-use crate::checkpoint::load_weights;
+use crate::checkpoint::{load_weights, warn_not_finite};
 use crate::device::Device;
 use crate::evaluate::{Evaluator, to_original};
 use crate::footprint::Room;
@@ -17,7 +17,7 @@ use detect::boxes;
 use detect::nms::{NmsConfig, suppress};
 use report::draw::{BoxStyle, Canvas, LabelledBox, label_text};
 use report::output_names::OutputNames;
-use report::predictions::{CocoDetection, ImageId, write_coco_json, write_yolo_rows, yolo_row};
+use report::predictions::{CocoDetection, ImageIds, write_coco_json, write_yolo_rows, yolo_row};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -38,6 +38,7 @@ pub fn detect(options: &DetectOptions, observer: &mut dyn Observer) -> Result<De
     let device = Device::choose(&options.device, observer)?;
     check_thresholds(options.conf_thres, options.iou_thres, options.max_det)?;
     let weights = load_weights(&options.weights)?;
+    warn_not_finite(&options.weights, &weights.tensors, observer);
     let model = Arc::new(model_of(&options.weights, &weights)?);
     let names = weights.meta.as_ref().map(|m| m.names.clone()).unwrap_or_default();
     let frame_hw = frame(options, model.size_multiple(), observer)?;
@@ -45,13 +46,27 @@ pub fn detect(options: &DetectOptions, observer: &mut dyn Observer) -> Result<De
         let message = format!("{class} is no class: ids go from 0 to {}", model.nc.saturating_sub(1));
         return Err(TrainError::option("classes", message, None));
     }
+    if options.batch_size == 0 {
+        return Err(TrainError::option("batch", "must be at least 1", None));
+    }
+    if options.save_conf && !options.save_txt {
+        observer.warn("--save-conf writes nothing without --save-txt");
+    }
     let sources = images_of(&options.source, observer)?;
+    if let Some(raw) = &options.save_raw {
+        check_output(raw, &sources)?;
+    }
     let mut evaluator = Evaluator::new(device, Arc::clone(&model), None);
     let [height, width] = frame_hw.map(|side| side as usize);
     let largest = InputShape { images: options.batch_size.clamp(1, sources.len().max(1)), height, width };
     let mut room = Room::new(options.memory_available);
     room.take_evaluation("detection", &evaluator, &evaluator.plan(largest, 0)?, observer)?;
     let folder = report::run_folder::create_run_folder(&options.project, &options.name, options.exist_ok)?;
+    let inside = folder.canonicalize().map_err(TrainError::io("open", &folder))?;
+    if sources.iter().any(|s| s.canonicalize().is_ok_and(|s| s.parent() == Some(&inside))) {
+        let message = format!("{} holds source pictures, which the results would replace", folder.display());
+        return Err(TrainError::option("project", message, Some("name another folder with --project or --name")));
+    }
     if options.save_txt {
         let labels = folder.join("labels");
         std::fs::create_dir_all(&labels).map_err(TrainError::io("create", &labels))?;
@@ -75,6 +90,7 @@ pub fn detect(options: &DetectOptions, observer: &mut dyn Observer) -> Result<De
         output: OutputNames::default(),
         images: Vec::new(),
         coco: Vec::new(),
+        ids: ImageIds::default(),
         raw: Vec::new(),
         raw_images: Vec::new(),
         anchors: 0,
@@ -116,6 +132,22 @@ pub fn detect(options: &DetectOptions, observer: &mut dyn Observer) -> Result<De
     Ok(DetectSummary { folder, names, images, skipped, json })
 }
 
+/// Refuses to write over a source, or where nothing can be written.
+fn check_output(path: &Path, sources: &[PathBuf]) -> Result<(), TrainError> {
+    let refuse =
+        |message: String| Err(TrainError::option("save-raw", message, Some("name a new file in a folder that exists")));
+    if let Ok(existing) = path.canonicalize()
+        && sources.iter().any(|s| s.canonicalize().is_ok_and(|s| s == existing))
+    {
+        return refuse(format!("{} is one of the source pictures", path.display()));
+    }
+    let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if path.is_dir() || !parent.is_dir() {
+        return refuse(format!("{} cannot be written", path.display()));
+    }
+    Ok(())
+}
+
 /// Height and width that pictures are put into.
 fn frame(options: &DetectOptions, stride: usize, observer: &mut dyn Observer) -> Result<[u32; 2], TrainError> {
     let wrong = |message: String| Err(TrainError::option("img", message, Some("one side, or height and width")));
@@ -154,6 +186,7 @@ struct Detection<'a> {
     output: OutputNames,
     images: Vec<FoundImage>,
     coco: Vec<CocoDetection>,
+    ids: ImageIds,
     /// Predictions of all images, each (4 + nc, anchors).
     raw: Vec<f32>,
     raw_images: Vec<RawImage>,
@@ -239,7 +272,7 @@ impl Detection<'_> {
             write_yolo_rows(&self.folder.join("labels").join(format!("{}.txt", name.stem)), &rows)?;
         }
         if self.options.json {
-            let id = ImageId::from_stem(&name.stem);
+            let id = self.ids.assign(&name.stem);
             for b in &boxes {
                 self.coco.push(CocoDetection::new(id.clone(), b.class as u32, b.xyxy, b.confidence)?);
             }

@@ -30,10 +30,10 @@ pub enum TrainError {
     #[error("{file}: unknown hyper-parameter '{key}'")]
     HypKey { file: String, key: String, nearest: Option<&'static str> },
     /// A value outside of its range.
-    #[error("{file}: {key} = {value}: must be {range}")]
+    #[error("{file}: {key} = {}: must be {range}", number(*value))]
     HypRange { file: String, key: &'static str, value: f64, range: String },
     /// A file that the user named and that is not there.
-    #[error("{what} {} does not exist", path.display())]
+    #[error("{what} {} {}", path.display(), if path.is_dir() { "is a folder, not a file" } else { "does not exist" })]
     Missing { what: &'static str, path: PathBuf, hint: Option<String> },
     /// A file of weights or of a run's state that is damaged.
     #[error("{}: {message}", path.display())]
@@ -61,6 +61,11 @@ pub enum TrainError {
     AllImagesBad { count: usize, source_text: String, first: String },
 }
 
+/// A number as it is read easily: `1e308` rather than 309 digits.
+fn number(value: f64) -> String {
+    if value == 0.0 || (1e-4..1e7).contains(&value.abs()) { format!("{value}") } else { format!("{value:e}") }
+}
+
 impl TrainError {
     /// What the user can do, where that is known.
     pub fn hint(&self) -> Option<String> {
@@ -68,10 +73,17 @@ impl TrainError {
             Self::Data(e) => e.hint(),
             Self::Option { hint, .. } | Self::Missing { hint, .. } | Self::Resume { hint, .. } => hint.clone(),
             Self::HypFile { .. } => Some("a hyper-parameter file has one `key: number` a line".to_owned()),
+            Self::HypRange { .. } => Some("take the value out of the file to use the default".to_owned()),
             Self::HypKey { nearest, .. } => nearest.map(|key| format!("did you mean '{key}'?")),
-            Self::Truncated { .. } | Self::Checkpoint { .. } => {
-                Some("the copy was cut short or is another kind of file; fetch it again, or take best.safetensors or an earlier run".to_owned())
-            }
+            Self::Truncated { .. } => Some(
+                "the copy was cut short: fetch it again, or take best.safetensors of the same run with --weights"
+                    .to_owned(),
+            ),
+            Self::Checkpoint { message, .. } if message.contains("PyTorch") => Some(
+                "train with this program, or save the state dict as safetensors under the same parameter names"
+                    .to_owned(),
+            ),
+            Self::Checkpoint { .. } => Some("take best.safetensors of a run, or another copy of the file".to_owned()),
             Self::NotFinite { kept, .. } => {
                 let weights = kept.as_ref().map(|p| format!("the last good weights are in {}; ", p.display()));
                 Some(format!("{}lower lr0, or look for boxes without area", weights.unwrap_or_default()))

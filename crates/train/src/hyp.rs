@@ -180,20 +180,31 @@ impl Hyp {
     /// # Errors
     /// Text that is not a YAML map of numbers, unknown keys, values outside of their range (NaN and infinity too).
     pub fn parse(file: &str, text: &str) -> Result<(Self, Vec<&'static str>), TrainError> {
-        let given: BTreeMap<String, f64> =
-            serde_saphyr::from_str(text.trim_start_matches('\u{feff}')).map_err(|e| TrainError::HypFile {
-                file: file.to_owned(),
-                line: e.location().map(|l| l.line()).filter(|&l| l > 0),
-                message: e.to_string().lines().next().unwrap_or("not valid YAML").to_owned(),
-            })?;
+        let text = text.trim_start_matches('\u{feff}');
+        let given: BTreeMap<String, f64> = serde_saphyr::from_str(text).map_err(|e| {
+            let line = e.location().map(|l| l.line()).filter(|&l| l > 0);
+            let at = line.and_then(|l| text.lines().nth(usize::try_from(l).ok()?.checked_sub(1)?)).unwrap_or("");
+            let key = at.split(':').next().unwrap_or("").trim();
+            let again = text.lines().filter(|l| l.split(':').next().unwrap_or("").trim() == key).count() > 1;
+            let message = match KEYS.iter().find(|k| file_name(k.name) == key) {
+                Some(_) if again => format!("{key} is given twice"),
+                Some(known) => format!("`{}`: {key} must be a number, {}", at.trim(), known.range.text()),
+                None => format!("`{}` is not a `key: number` line", at.trim()),
+            };
+            TrainError::HypFile { file: file.to_owned(), line, message }
+        })?;
         let mut hyp = Self::default();
         for (key, &value) in &given {
             let Some(known) = KEYS.iter().find(|k| file_name(k.name) == key) else {
                 let nearest = nearest(key);
-                return Err(TrainError::HypKey { file: file.to_owned(), key: key.clone(), nearest });
+                let line = text.lines().position(|l| l.split(':').next().is_some_and(|k| k.trim() == key));
+                let file = line.map_or(file.to_owned(), |l| format!("{file}:{}", l + 1));
+                return Err(TrainError::HypKey { file, key: key.clone(), nearest });
             };
             if !known.range.holds(value) {
-                let (file, key, range) = (file.to_owned(), file_name(known.name), known.range.text());
+                let line = text.lines().position(|l| l.split(':').next().is_some_and(|k| k.trim() == key));
+                let file = line.map_or(file.to_owned(), |l| format!("{file}:{}", l + 1));
+                let (key, range) = (file_name(known.name), known.range.text());
                 return Err(TrainError::HypRange { file, key, value, range });
             }
             *(known.get)(&mut hyp) = value;

@@ -7,7 +7,7 @@ use data::decode::ImageLimits;
 use data::{CacheMode, Dataset, ImagePool, LoaderOptions, Purpose, Sample, ScanOptions, ScanReport, Split};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// Bytes of pictures that stay in memory without `--cache`, where there is room, even if the window needs fewer.
@@ -59,10 +59,13 @@ pub(crate) fn scan(
         total.store(of, Ordering::Relaxed);
         done.fetch_max(at, Ordering::Relaxed);
     };
+    let stop = AtomicBool::new(false);
+    let asked = || stop.load(Ordering::Relaxed);
     let options = ScanOptions {
         single_cls: wish.single_cls,
         min_items: wish.min_items,
         progress: Some(&note),
+        stop: Some(&asked),
         ..ScanOptions::new(&dataset.names, wish.for_training)
     };
     let split = wish.split.key();
@@ -71,6 +74,9 @@ pub(crate) fn scan(
         let work = scope.spawn(|| data::scan(places, &dataset.root, &options));
         while !work.is_finished() {
             std::thread::sleep(Duration::from_millis(10));
+            if observer.should_stop() {
+                stop.store(true, Ordering::Relaxed);
+            }
             let (done, total) = (done.load(Ordering::Relaxed), total.load(Ordering::Relaxed));
             if total > 0 && done < total {
                 observer.progress(&Progress::Scan { split, done, total });
@@ -78,7 +84,11 @@ pub(crate) fn scan(
         }
         work.join()
     });
-    let scanned = scanned.map_err(|_| data::DataError::LoaderStopped { reason: "the scan failed".into() })??;
+    let scanned = scanned.map_err(|_| data::DataError::LoaderStopped { reason: "the scan failed".into() })?;
+    if let Err(data::DataError::Interrupted { .. }) = scanned {
+        return Err(TrainError::Stopped { what: "the scan" });
+    }
+    let scanned = scanned?;
     let total = scanned.report.images;
     observer.progress(&Progress::Scan { split, done: total, total });
     tell(split, &scanned.report, observer);

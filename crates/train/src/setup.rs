@@ -45,10 +45,11 @@ pub(crate) fn settle(wish: &TrainOptions, observer: &mut dyn Observer) -> Result
     };
     let path = match resume {
         Resume::Newest => checkpoint::newest_last(Path::new("runs"))?,
-        Resume::From(path) => checkpoint::checkpoint_of(path),
+        Resume::From(path) => checkpoint::checkpoint_of(path)?,
     };
     let saved = checkpoint::load_last(&path)?;
-    let options = merge(&path, wish, &saved.state.options, observer)?;
+    let mut notes = Vec::new();
+    let options = merge(&path, wish, &saved.state.options, observer, &mut notes)?;
     check(&options)?;
     let done = saved.state.epoch;
     if done >= options.epochs {
@@ -58,6 +59,7 @@ pub(crate) fn settle(wish: &TrainOptions, observer: &mut dyn Observer) -> Result
             hint: Some(format!("to train on, ask for more: --epochs {}", done + 10)),
         });
     }
+    notes.iter().for_each(|note| observer.info(note));
     let place = if saved.state.batch > 0 { format!(", batch {}", saved.state.batch) } else { String::new() };
     observer.info(&format!("resuming {} at epoch {done} of {}{place}", path.display(), options.epochs));
     Ok(Settled { options, hyp: saved.state.hyp.clone(), resumed: Some((path, Box::new(saved))) })
@@ -71,6 +73,7 @@ fn merge(
     wish: &TrainOptions,
     saved: &TrainOptions,
     observer: &mut dyn Observer,
+    notes: &mut Vec<String>,
 ) -> Result<TrainOptions, TrainError> {
     let broken = |e: serde_json::Error| TrainError::Resume {
         path: path.to_path_buf(),
@@ -106,7 +109,7 @@ fn merge(
         }
     }
     if !changed.is_empty() {
-        observer.info(&format!("changed for the rest of the run: {}", changed.join(", ")));
+        notes.push(format!("changed for the rest of the run: {}", changed.join(", ")));
     }
     merged.insert("resume".to_owned(), Value::Null);
     serde_json::from_value(Value::Object(merged)).map_err(broken)
@@ -186,7 +189,11 @@ pub(crate) fn frozen_prefixes(freeze: &[usize], model: &Model) -> Result<Vec<Str
     };
     let count = model.layers.len();
     if let Some(beyond) = layers.iter().find(|&&l| l >= count) {
-        return Err(TrainError::option("freeze", format!("layer {beyond} of {count} does not exist"), None));
+        return Err(TrainError::option(
+            "freeze",
+            format!("{beyond} was asked for, but the model has the layers 0 to {}", count - 1),
+            None,
+        ));
     }
     if (0..count).all(|l| layers.contains(&l)) {
         return Err(TrainError::option("freeze", "all layers are frozen: nothing is left to train", None));
@@ -209,6 +216,9 @@ pub(crate) fn begin(
         Some(path) => Some((path, checkpoint::load_weights(path)?)),
         None => None,
     };
+    if let Some((path, weights)) = &weights {
+        checkpoint::warn_not_finite(path, &weights.tensors, observer);
+    }
     let model = match (&options.cfg, &weights) {
         (Some(cfg), _) => Model::load(&cfg.to_string_lossy(), Some(nc))?,
         (None, Some((path, weights))) => {

@@ -34,10 +34,8 @@ pub(crate) fn images_of(source: &str, observer: &mut dyn Observer) -> Result<Vec
         let total = files.len();
         files.retain(|p| has_image_suffix(p));
         if files.is_empty() {
-            return Err(missing(
-                "an image in the folder",
-                &format!("images end in one of: {}", IMAGE_SUFFIXES.join(", ")),
-            ));
+            let hint = format!("folders inside are not searched; images end in one of: {}", IMAGE_SUFFIXES.join(", "));
+            return Err(TrainError::option("source", format!("the folder {source} holds no image"), Some(&hint)));
         }
         if files.len() < total {
             observer.info(&format!("{source}: {} files that are no images are passed over", total - files.len()));
@@ -53,7 +51,11 @@ pub(crate) fn images_of(source: &str, observer: &mut dyn Observer) -> Result<Vec
         let mut files: Vec<PathBuf> = found.flatten().filter(|p| p.is_file() && has_image_suffix(p)).collect();
         files.sort();
         return match files.is_empty() {
-            true => Err(missing("an image that matches", "quote the pattern, so that the shell leaves it alone")),
+            true => Err(TrainError::option(
+                "source",
+                format!("no image matches {source}"),
+                Some("check the folder and the suffix"),
+            )),
             false => Ok(files),
         };
     }

@@ -1,6 +1,6 @@
 //! Validation of a weight file.
 
-use crate::checkpoint::{HYP_KEY, load_weights};
+use crate::checkpoint::{HYP_KEY, load_weights, warn_not_finite};
 use crate::device::Device;
 use crate::evaluate::{EvalSettings, Evaluation, Evaluator, evaluate};
 use crate::footprint::Room;
@@ -13,7 +13,7 @@ use crate::{Observer, Task, TrainError, ValOptions, pictures, setup};
 use data::{Sample, Split};
 use model::weights::Weights;
 use model::{Model, NamedTensors};
-use report::predictions::{CocoDetection, ImageId, write_coco_json, write_yolo_rows, yolo_row};
+use report::predictions::{CocoDetection, ImageIds, write_coco_json, write_yolo_rows, yolo_row};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -42,6 +42,11 @@ pub fn validate(options: &ValOptions, observer: &mut dyn Observer) -> Result<Val
             yaml: options.data.clone(),
             data: dataset.nc(),
         });
+    }
+    warn_not_finite(&options.weights, &weights.tensors, observer);
+    let trained = weights.meta.as_ref().map(|m| m.names.as_slice()).unwrap_or_default();
+    if let Some((i, (own, there))) = trained.iter().zip(&dataset.names).enumerate().find(|(_, (a, b))| a != b) {
+        observer.warn(&format!("the weights call class {i} {own}, {} calls it {there}", options.data.display()));
     }
     let size = setup::round_size(options.imgsz, model.size_multiple(), observer);
     let split = match options.task {
@@ -168,6 +173,7 @@ pub(crate) fn folded(weights: &Weights) -> Result<NamedTensors, TrainError> {
 fn save(options: &ValOptions, folder: &Path, samples: &[Sample], evaluation: &Evaluation) -> Result<(), TrainError> {
     let mut names = report::output_names::OutputNames::default();
     let mut coco = Vec::new();
+    let mut ids = ImageIds::default();
     let labels = folder.join("labels");
     if options.save_txt {
         std::fs::create_dir_all(&labels).map_err(TrainError::io("create", &labels))?;
@@ -176,7 +182,7 @@ fn save(options: &ValOptions, folder: &Path, samples: &[Sample], evaluation: &Ev
         let Some(sample) = samples.get(result.sample) else { continue };
         let stem = names.assign(&sample.path).stem;
         if options.save_json {
-            let id = ImageId::from_stem(&stem);
+            let id = ids.assign(&stem);
             for d in &result.detections {
                 coco.push(CocoDetection::new(id.clone(), d.class, d.corners, d.score)?);
             }

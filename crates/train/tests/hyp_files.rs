@@ -38,14 +38,14 @@ fn gains_in_the_file_are_obeyed() {
 #[test]
 fn unknown_key_is_refused_with_the_nearest_known_one() {
     let (message, hint) = refuse("lr_0: 0.1\n");
-    assert_eq!(message, "my.yaml: unknown hyper-parameter 'lr_0'");
+    assert_eq!(message, "my.yaml:1: unknown hyper-parameter 'lr_0'");
     assert_eq!(hint.unwrap(), "did you mean 'lr0'?");
 }
 
 #[test]
 fn values_out_of_range_are_refused_with_the_range() {
-    assert_eq!(refuse("lr0: -1\n").0, "my.yaml: lr0 = -1: must be between 0 and 100");
-    assert_eq!(refuse("momentum: 1.0\n").0, "my.yaml: momentum = 1: must be at least 0 and below 1");
+    assert_eq!(refuse("lr0: -1\n").0, "my.yaml:1: lr0 = -1: must be between 0 and 100");
+    assert_eq!(refuse("momentum: 1.0\n").0, "my.yaml:1: momentum = 1: must be at least 0 and below 1");
     for text in ["lr0: .nan", "box: .inf", "mosaic: 1.5", "nominal_batch: 2.5", "scale: 1.0", "fliplr: -.inf"] {
         assert!(matches!(Hyp::parse("my.yaml", text), Err(TrainError::HypRange { .. })), "{text}");
     }

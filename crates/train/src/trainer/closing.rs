@@ -36,6 +36,11 @@ impl Run {
         let mut improved = false;
         if let Some(evaluation) = &evaluation {
             table(evaluation, false).iter().for_each(|line| observer.info(line));
+            if !evaluation.metrics.losses.iter().all(|loss| loss.is_finite()) {
+                observer.warn(&format!(
+                    "the validation loss of epoch {epoch} is not finite: the run is diverging; a lower lr0 may help"
+                ));
+            }
             improved = self.state.stopping.note(epoch, evaluation.fitness);
             if improved {
                 self.state.best = Some(evaluation.metrics);

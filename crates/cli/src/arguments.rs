@@ -8,7 +8,7 @@ use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 /// Trains, validates and runs YOLOv9. Flags are those of the reference trainer
 #[derive(Debug, Parser)]
-#[command(name = "yolov9", version, infer_long_args = true, arg_required_else_help = true)]
+#[command(name = "yolov9", version, infer_long_args = true, arg_required_else_help = true, args_override_self = true)]
 #[command(after_help = "`yolov9 demo` trains a detector on built-in photographs in a few minutes.")]
 pub struct Arguments {
     /// Threads that compute [default: one a core]
@@ -85,15 +85,16 @@ impl Arguments {
                 "leave --threads out for one a core",
             ));
         }
+        // More threads than cores only wait for each other.
+        let cores = std::thread::available_parallelism().map_or(threads, usize::from);
+        if threads > cores {
+            crate::console::warning(&format!(
+                "--threads {threads}: this machine runs {cores} at once; {cores} are used"
+            ));
+        }
+        let threads = threads.min(cores);
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
         pool.map_err(|error| Failure::new(format!("cannot start {threads} threads: {error}"), None))
-    }
-
-    /// Messages for developers go to stderr where `YOLOV9_LOG` asks for them, such as `YOLOV9_LOG=debug`.
-    pub fn start_log(&self) {
-        if let Ok(filter) = tracing_subscriber::EnvFilter::try_from_env("YOLOV9_LOG") {
-            tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
-        }
     }
 }
 

@@ -36,7 +36,6 @@ fn main() -> ExitCode {
 
 fn run() -> Result<(), Failure> {
     let Some(arguments) = arguments::parse()? else { return Ok(()) };
-    arguments.start_log();
     arguments.limit_threads()?;
     commands::run(arguments)
 }

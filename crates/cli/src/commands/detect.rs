@@ -48,7 +48,7 @@ pub struct DetectArgs {
     /// Write predictions as COCO results
     #[arg(long, help_heading = "Output")]
     json: bool,
-    /// Write decoded predictions before suppression as safetensors
+    /// Write decoded predictions before suppression as safetensors; inputs are squares then
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     save_raw: Option<PathBuf>,
     /// Draw no pictures
@@ -131,6 +131,7 @@ pub fn run(args: DetectArgs) -> Result<(), Failure> {
         line_thickness: args.line_thickness,
         hide_labels: args.hide_labels,
         hide_conf: args.hide_conf,
+        ..DetectOptions::default()
     };
     device::announce();
     let summary = train::detect(&options, &mut Console::default())?;

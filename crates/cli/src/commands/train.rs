@@ -8,7 +8,7 @@ use crate::{device, interrupt};
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use std::path::PathBuf;
-use train::{Cache, Optimizer, Resume, TrainEnd, TrainOptions};
+use train::{Cache, Optimizer, Partners, Resume, TrainEnd, TrainOptions};
 
 #[derive(Debug, Args)]
 pub struct TrainArgs {
@@ -65,9 +65,6 @@ pub struct TrainArgs {
     /// Rectangular batches without mosaic and shuffling
     #[arg(long, help_heading = "Training")]
     rect: bool,
-    /// Sizes between half and one and a half of --imgsz
-    #[arg(long, help_heading = "Training")]
-    multi_scale: bool,
     /// Do not train the first N layers, or the layers named
     #[arg(long, value_name = "N", num_args = 1.., default_values_t = [0], help_heading = "Training")]
     freeze: Vec<usize>,
@@ -77,6 +74,9 @@ pub struct TrainArgs {
     /// Seed of weights and augmentation
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Training")]
     seed: u64,
+    /// Where the other images of a mosaic come from: the N before it in the epoch's order, or the whole set (fresh)
+    #[arg(long, value_name = "window:N|fresh", default_value_t = Partners::default(), help_heading = "Training")]
+    partners: Partners,
     /// Go on with the newest run, or with the one named
     #[arg(long, value_name = "RUN", num_args = 0..=1, default_missing_value = "", help_heading = "Training")]
     resume: Option<String>,
@@ -109,10 +109,11 @@ pub struct TrainArgs {
     /// Threads that load images
     #[arg(long, value_name = "N", default_value_t = 8, help_heading = "Machine")]
     workers: usize,
-    /// Keep decoded images between epochs
+    /// Keep all decoded images between epochs; disk means ram
     #[arg(long, value_name = "WHERE", num_args = 0..=1, default_missing_value = "ram", value_parser = ["none", "ram", "disk", "val"], help_heading = "Machine")]
     cache: Option<String>,
-    /// Most bytes of activations, such as 2GiB; parts of the forward pass are computed twice where needed
+    /// Most bytes of the step's arena, such as 2GiB; weights, validation and images come on top. Parts of the forward
+    /// pass are computed twice where needed
     #[arg(long, value_name = "BYTES", value_parser = values::bytes, help_heading = "Machine")]
     memory_budget: Option<u64>,
 
@@ -148,6 +149,7 @@ impl Table for NotHere {
                 "hyper-parameters are not searched for",
                 "run the search outside: one file for --hyp and one --name a try",
             ),
+            Flag::refused("multi-scale", None, "the network input keeps its size", "leave the flag out"),
             Flag::refused("bucket", One, "runs are not uploaded", "copy the run's folder when it is done"),
             Flag::refused(
                 "image-weights",
@@ -206,7 +208,6 @@ fn options(args: TrainArgs, given: Vec<String>) -> TrainOptions {
             _ => Cache::None,
         },
         device: args.device,
-        multi_scale: args.multi_scale,
         single_cls: args.single_cls,
         optimizer: args.optimizer,
         workers: args.workers,
@@ -222,6 +223,7 @@ fn options(args: TrainArgs, given: Vec<String>) -> TrainOptions {
         seed: args.seed,
         min_items: args.min_items,
         close_mosaic: args.close_mosaic,
+        partners: args.partners,
         memory_budget: args.memory_budget,
         given,
         ..TrainOptions::default()

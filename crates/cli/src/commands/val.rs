@@ -143,5 +143,6 @@ fn options(args: ValArgs) -> Result<ValOptions, Failure> {
         exist_ok: args.exist_ok,
         min_items: args.min_items,
         rect: !args.no_rect,
+        ..ValOptions::default()
     })
 }

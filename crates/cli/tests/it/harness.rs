@@ -48,7 +48,7 @@ impl Place {
         command.args(args).current_dir(self.folder.path()).stdin(Stdio::null());
         // Help is wrapped to this width.
         command.env("COLUMNS", "100");
-        for name in ["NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "RUST_BACKTRACE", "YOLOV9_LOG"] {
+        for name in ["NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "RUST_BACKTRACE"] {
             command.env_remove(name);
         }
         command

@@ -80,3 +80,23 @@ fn nothing_to_resume_is_told() {
     assert_eq!(ran.labelled("error").len(), 1, "{ran:?}");
     assert_eq!(ran.labelled("hint").len(), 1, "{ran:?}");
 }
+
+/// `ulimit -v` is a shell's, and what it leaves can be read on Linux only.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_pasted_command_without_the_memory_for_it_names_a_batch_that_fits() {
+    let place = Place::new();
+    place.data_set(8, "0 .5 .5 .2 .2\n");
+    let args = PASTED.replace("--data data.yaml", "--data set/data.yaml");
+    let binary = place.command(&[]).get_program().to_string_lossy().into_owned();
+    let mut command = std::process::Command::new("sh");
+    let script = format!("ulimit -v 6000000 && exec {binary} {args} --threads 2");
+    command.args(["-c", &script]).current_dir(place.path("")).stdin(std::process::Stdio::null());
+    let ran = crate::harness::ran(command);
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    let error = ran.labelled("error")[0];
+    assert!(error.starts_with("training needs ") && error.contains(" are available"), "{ran:?}");
+    let hint = ran.labelled("hint")[0];
+    assert!(hint.contains(" fits, with ") || hint.contains("lower --img"), "{ran:?}");
+    assert!(!place.path("runs").exists(), "{ran:?}");
+}

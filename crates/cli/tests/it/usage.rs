@@ -17,6 +17,7 @@ fn unknown_commands_flags_and_values() {
         (&["train", "--epochs", "many"], "invalid value 'many' for '--epochs <N>'"),
         (&["train", "--optimizer", "Adagrad"], "possible values: SGD, Adam, AdamW, LION"),
         (&["train", "--memory-budget", "10parsec"], "'parsec' is no unit of bytes"),
+        (&["train", "--partners", "window:0"], "'window:0' is neither fresh nor window:N"),
         (&["info"], "<MODEL>"),
     ] {
         let stderr = wrong(args);
@@ -35,6 +36,7 @@ fn refused_flags_say_why_and_what_to_do_instead() {
         (["train", "--evolve"].as_slice(), "--evolve: hyper-parameters are not searched for"),
         (&["train", "--evolve", "300"], "--evolve: hyper-parameters are not searched for"),
         (&["train", "--image-weights"], "--image-weights: images are drawn with equal weight"),
+        (&["train", "--multi-scale"], "--multi-scale: the network input keeps its size"),
         (&["train", "--quad"], "--quad: batches of quadruple size are not built"),
         (&["train", "--bucket", "gs://b"], "--bucket: runs are not uploaded"),
         (&["val", "--augment"], "--augment: test-time augmentation is not supported"),

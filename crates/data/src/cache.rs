@@ -16,7 +16,7 @@ use crate::error::Problem;
 use crate::labels::ParsedLabels;
 
 /// Raised whenever the meaning of an entry changes.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// A file changed this shortly before the scan may change again within one tick of the file system's clock.
 const FRESH_NANOS: i64 = 2_000_000_000;
 
@@ -147,7 +147,7 @@ pub fn read(places: &[PathBuf], settings: &str) -> HashMap<PathBuf, Entry> {
 }
 
 fn read_one(path: &Path, settings: &str) -> Option<HashMap<PathBuf, Entry>> {
-    let bytes = std::fs::read(path).ok()?;
+    let bytes = crate::decode::read_file(path).ok()?;
     let split = bytes.iter().position(|&b| b == b'\n')?;
     let header: Header = serde_json::from_slice(&bytes[..split]).ok()?;
     let body = &bytes[split + 1..];

@@ -48,7 +48,7 @@ pub struct Dataset {
 impl Dataset {
     /// Reads a data YAML.
     pub fn load(yaml: &Path) -> Result<Self, DataError> {
-        let bytes = std::fs::read(yaml).map_err(|e| DataError::io(yaml, e))?;
+        let bytes = crate::decode::read_file(yaml)?;
         Self::parse(yaml, &bytes)
     }
 
@@ -94,9 +94,11 @@ impl Dataset {
         let options = serde_saphyr::options! { strict_booleans: true };
         let raw: RawDataset = serde_saphyr::from_str_with_options(text, options).map_err(|e| {
             let line = e.location().and_then(|l| usize::try_from(l.line()).ok()).filter(|&l| l > 0);
-            let message = e.to_string();
-            let reason = message.lines().next().unwrap_or("not valid YAML").to_string();
-            fail(line, reason, Some("expected keys: path, train, val, names (a list, or a map from id to name)"))
+            fail(
+                line,
+                yaml_reason(&e),
+                Some("expected keys: path, train, val, names (a list, or a map from id to name)"),
+            )
         })?;
         let mut notes = Vec::new();
         let names = names_of(&raw, &mut notes).map_err(|(line, reason)| fail(line, reason, None))?;
@@ -163,6 +165,44 @@ impl Dataset {
     }
 }
 
+/// What is wrong with the text, in words that need no knowledge of the parser.
+fn yaml_reason(error: &serde_saphyr::Error) -> String {
+    use serde_saphyr::Error as E;
+    match error.without_snippet() {
+        E::AliasError { error, .. } => yaml_reason(error),
+        E::DuplicateMappingKey { key: Some(key), .. } => format!("the key '{key}' is given twice"),
+        E::DuplicateMappingKey { .. } => "a key is given twice".to_string(),
+        E::RecursiveReferencesRequireWeakTypes { .. } => "an alias (*name) leads back to itself".to_string(),
+        E::UnknownAnchor { .. } => "an alias (*name) has no anchor (&name)".to_string(),
+        E::Budget { .. }
+        | E::AliasReplayCounterOverflow { .. }
+        | E::AliasReplayLimitExceeded { .. }
+        | E::AliasExpansionLimitExceeded { .. }
+        | E::AliasReplayStackDepthExceeded { .. } => {
+            "the text is too large or nested too deep for a data YAML".to_string()
+        }
+        E::MultipleDocuments { .. } => "there is more than one document (`---`) in the file".to_string(),
+        E::Eof { .. } => "the file is empty".to_string(),
+        E::Unexpected { expected: "mapping start", .. } => "expected a mapping with keys".to_string(),
+        E::SerdeInvalidType { unexpected, expected, .. } | E::SerdeInvalidValue { unexpected, expected, .. } => {
+            let found = match unexpected.as_str() {
+                "unit value" | "Option value" => "nothing",
+                "map" => "a mapping",
+                "sequence" => "a list",
+                other => other,
+            };
+            let expected = if expected.starts_with("struct") { "a mapping with keys" } else { expected.as_str() };
+            format!("expected {expected}, found {found}")
+        }
+        other => {
+            let message = other.to_string();
+            let first = message.lines().next().unwrap_or("not valid YAML");
+            // The place is said with the file.
+            first.split(" at line ").next().unwrap_or(first).to_string()
+        }
+    }
+}
+
 fn line_of<T>(at: &Spanned<T>) -> Option<usize> {
     usize::try_from(at.referenced.line()).ok().filter(|&l| l > 0)
 }
@@ -172,6 +212,9 @@ fn names_of(raw: &RawDataset, notes: &mut Vec<String>) -> Result<Vec<String>, (O
         None => None,
         Some(nc) => match nc.value.0.parse::<usize>() {
             Ok(n) if (1..=MAX_CLASSES).contains(&n) => Some(n),
+            _ if is_above(&nc.value.0, MAX_CLASSES) => {
+                return Err((line_of(nc), format!("nc: {} classes are too many (limit {MAX_CLASSES})", nc.value.0)));
+            }
             _ => return Err((line_of(nc), format!("nc: {:?} is not a number of classes", nc.value.0))),
         },
     };
@@ -184,6 +227,9 @@ fn names_of(raw: &RawDataset, notes: &mut Vec<String>) -> Result<Vec<String>, (O
         Names::Map(entries) => {
             let mut slots: Vec<Option<String>> = Vec::new();
             for (key, name) in entries {
+                if is_above(key.trim(), MAX_CLASSES - 1) {
+                    return Err((line, format!("names: id {} is too large (limit {})", key.trim(), MAX_CLASSES - 1)));
+                }
                 let id = key
                     .trim()
                     .parse::<usize>()
@@ -219,6 +265,12 @@ fn names_of(raw: &RawDataset, notes: &mut Vec<String>) -> Result<Vec<String>, (O
     Ok(list)
 }
 
+/// Whether a text is a whole number above `limit`.
+fn is_above(text: &str, limit: usize) -> bool {
+    let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    digits && text.parse::<usize>().map_or(true, |n| n > limit)
+}
+
 /// More classes than this are taken for a mistake in the file.
 const MAX_CLASSES: usize = 100_000;
 
@@ -243,7 +295,7 @@ impl<'de> Deserialize<'de> for Text {
         impl Visitor<'_> for TextVisitor {
             type Value = Text;
             fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-                f.write_str("a single value")
+                f.write_str("a single value (a name, a number or a path)")
             }
             fn visit_str<E: de::Error>(self, v: &str) -> Result<Text, E> {
                 Ok(Text(v.to_string()))
@@ -310,7 +362,7 @@ impl<'de> Deserialize<'de> for Names {
         impl<'de> Visitor<'de> for NamesVisitor {
             type Value = Names;
             fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-                f.write_str("a list of class names or a map from id to name")
+                f.write_str("a list or a mapping of class names")
             }
             fn visit_str<E: de::Error>(self, v: &str) -> Result<Names, E> {
                 Ok(Names::List(vec![v.to_string()]))

@@ -7,7 +7,7 @@ use std::io::Cursor;
 use std::path::Path;
 
 use image::metadata::Orientation;
-use image::{DynamicImage, ImageDecoder, ImageFormat, ImageReader, Limits};
+use image::{DynamicImage, ImageDecoder, ImageError, ImageFormat, ImageReader, Limits};
 use zune_core::bytestream::ZCursor;
 use zune_core::colorspace::ColorSpace;
 use zune_core::options::DecoderOptions;
@@ -42,11 +42,12 @@ pub struct ImageHeader {
     pub height: u32,
 }
 
-/// Reads a whole file, trying three times: files on network mounts fail now and then.
+/// Reads a whole file, trying three times: files on network mounts fail now and then. Folders, and pipes and
+/// devices, whose reading may never end, are errors.
 pub fn read_file(path: &Path) -> Result<Vec<u8>, DataError> {
     let mut attempt = 0;
     loop {
-        match std::fs::read(path) {
+        match regular(path).and_then(|()| std::fs::read(path)) {
             Ok(bytes) => return Ok(bytes),
             Err(e) if attempt < 2 && is_passing(&e) => {
                 attempt += 1;
@@ -55,6 +56,19 @@ pub fn read_file(path: &Path) -> Result<Vec<u8>, DataError> {
             Err(e) => return Err(DataError::io(path, e)),
         }
     }
+}
+
+/// An error unless the path, links followed, is a regular file.
+fn regular(path: &Path) -> std::io::Result<()> {
+    let meta = std::fs::metadata(path)?;
+    let reason = if meta.is_file() {
+        return Ok(());
+    } else if meta.is_dir() {
+        "is a folder; expected a file"
+    } else {
+        "is a pipe, a socket or a device; expected a regular file"
+    };
+    Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, reason))
 }
 
 fn is_passing(e: &std::io::Error) -> bool {
@@ -163,7 +177,57 @@ fn bad(path: &Path, reason: impl Into<String>) -> DataError {
 }
 
 fn jpeg_error(path: &Path, reason: &str) -> DataError {
-    bad(path, format!("damaged JPEG: {}", reason.trim()))
+    let reason = if reason.contains("Exhausted data") { "the file is truncated" } else { reason.trim() };
+    bad(path, format!("damaged JPEG: {reason}"))
+}
+
+/// A decoder's error in words that need no knowledge of the decoder.
+fn other_error(path: &Path, bytes: &[u8], format: ImageFormat, error: &ImageError) -> DataError {
+    let text = error.to_string();
+    let ended = |e: &std::io::Error| e.kind() == std::io::ErrorKind::UnexpectedEof;
+    let name = match format {
+        ImageFormat::Png => "PNG",
+        ImageFormat::WebP => "WebP",
+        ImageFormat::Tiff => "TIFF",
+        ImageFormat::Bmp => "BMP",
+        _ => "image",
+    };
+    if matches!(error, ImageError::IoError(e) if ended(e)) || text.contains("unexpected end of file") {
+        bad(path, format!("damaged {name}: the file is truncated"))
+    } else if format == ImageFormat::Png && text.contains("CRC error") {
+        bad(path, "damaged PNG (checksum)")
+    } else if format == ImageFormat::Tiff && matches!(error, ImageError::Unsupported(_)) {
+        match tiff_float_bits(bytes) {
+            Some(bits) => bad(path, format!("{bits}-bit float TIFF; convert it to 8 bits")),
+            None => bad(path, "TIFF with pixels of a kind that is not supported; convert it to 8-bit RGB"),
+        }
+    } else {
+        bad(path, format!("damaged or unsupported {name}: {text}"))
+    }
+}
+
+/// Bits of a sample of a TIFF's first picture where the samples are floats (tag 339 = 3).
+fn tiff_float_bits(bytes: &[u8]) -> Option<u16> {
+    let little = match bytes.get(..4)? {
+        b"II*\0" => true,
+        b"MM\0*" => false,
+        _ => return None,
+    };
+    let u16_at = |at: usize| {
+        let b = bytes.get(at..at.checked_add(2)?)?.try_into().ok()?;
+        Some(if little { u16::from_le_bytes(b) } else { u16::from_be_bytes(b) })
+    };
+    let u32_at = |at: usize| {
+        let b = bytes.get(at..at.checked_add(4)?)?.try_into().ok()?;
+        Some(if little { u32::from_le_bytes(b) } else { u32::from_be_bytes(b) } as usize)
+    };
+    let start = u32_at(4)?;
+    // Up to two values lie in the entry itself, more of them where it points.
+    let first = |tag: u16| {
+        let entry = (0..usize::from(u16_at(start)?)).map(|i| start + 2 + 12 * i).find(|&at| u16_at(at) == Some(tag))?;
+        u16_at(if u32_at(entry + 4)? <= 2 { entry + 8 } else { u32_at(entry + 8)? })
+    };
+    (first(339)? == 3).then(|| first(258)).flatten()
 }
 
 fn check_size(path: &Path, width: u32, height: u32, limits: &ImageLimits) -> Result<(), DataError> {
@@ -241,7 +305,7 @@ fn is_harmless(reason: &str) -> bool {
 fn other_decoder<'a>(path: &Path, bytes: &'a [u8], format: ImageFormat) -> Result<impl ImageDecoder + 'a, DataError> {
     ImageReader::with_format(Cursor::new(bytes), format)
         .into_decoder()
-        .map_err(|e| bad(path, format!("damaged or unsupported {format:?}: {e}")))
+        .map_err(|e| other_error(path, bytes, format, &e))
 }
 
 fn decode_other(
@@ -254,14 +318,13 @@ fn decode_other(
     let (width, height) = decoder.dimensions();
     check_size(path, width, height, limits)?;
     if matches!(decoder.color_type(), image::ColorType::Rgb32F | image::ColorType::Rgba32F) {
-        return Err(bad(path, "32-bit float samples are not supported; convert the file to 8 or 16 bit"));
+        return Err(bad(path, "32-bit float TIFF; convert it to 8 bits"));
     }
     let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
     let mut room = Limits::no_limits();
     room.max_alloc = Some(limits.max_pixels.saturating_mul(8).saturating_add(64 << 20));
     decoder.set_limits(room).map_err(|e| bad(path, e.to_string()))?;
-    let image = DynamicImage::from_decoder(decoder)
-        .map_err(|e| bad(path, format!("damaged or unsupported {format:?}: {e}")))?;
+    let image = DynamicImage::from_decoder(decoder).map_err(|e| other_error(path, bytes, format, &e))?;
     let rgb = image.into_rgb8();
     let picture = Picture::from_data(rgb.width(), rgb.height(), rgb.into_raw())
         .ok_or_else(|| bad(path, "wrong amount of pixels"))?;

@@ -45,8 +45,8 @@ pub enum DataError {
     /// The data YAML is not text in UTF-8 or not YAML of the expected form.
     #[error("{}{}: {reason}", path.display(), line_suffix(*line))]
     Yaml { path: PathBuf, line: Option<usize>, reason: String, hint: Option<String> },
-    /// A path named by the data YAML does not exist.
-    #[error("{}{}: {key}: {} does not exist", yaml.display(), line_suffix(*line), looked_for.display())]
+    /// A path named by the data YAML does not exist or, for `path`, is no folder.
+    #[error("{}{}: {key}: {} {}", yaml.display(), line_suffix(*line), looked_for.display(), absence(looked_for))]
     MissingPath { yaml: PathBuf, line: Option<usize>, key: &'static str, looked_for: PathBuf, hint: Option<String> },
     /// The data YAML has no such split.
     #[error("{}: '{split}:' is missing", yaml.display())]
@@ -72,6 +72,9 @@ pub enum DataError {
     /// A picture above the size limit.
     #[error("{}: {width}x{height} = {} pixels is too large: the limit is {limit} pixels", path.display(), u64::from(*width) * u64::from(*height))]
     TooLarge { path: PathBuf, width: u32, height: u32, limit: u64 },
+    /// The scan was told to stop. What it had found is in the cache, where one is used.
+    #[error("interrupted: {done} of {images} images were checked")]
+    Interrupted { done: usize, images: usize },
     /// A value of the configuration is out of its range.
     #[error("{name} = {value}: {range}")]
     Config { name: &'static str, value: String, range: &'static str },
@@ -103,7 +106,7 @@ impl DataError {
             Self::ClassOutOfRange { .. } => {
                 Some("ids start at 0; correct the label file or complete `names` in the data YAML".to_string())
             }
-            Self::TooLarge { .. } => Some("scale the picture down or raise the limit (max_pixels)".to_string()),
+            Self::TooLarge { .. } => Some("scale the picture down".to_string()),
             _ => None,
         }
     }
@@ -118,7 +121,7 @@ impl DataError {
             Self::Io { source, .. } => source.to_string(),
             Self::Image { reason, .. } => reason.clone(),
             Self::TooLarge { width, height, limit, .. } => {
-                format!("{width}x{height} is too large: the limit is {limit} pixels (raise max_pixels to use it)")
+                format!("{width}x{height} is too large: the limit is {limit} pixels")
             }
             other => other.to_string(),
         };
@@ -128,6 +131,11 @@ impl DataError {
 
 fn line_suffix(line: Option<usize>) -> String {
     line.map(|l| format!(":{l}")).unwrap_or_default()
+}
+
+/// What is wrong with a path that cannot be used as it was meant.
+fn absence(path: &Path) -> &'static str {
+    if path.exists() { "is not a folder; expected a folder" } else { "does not exist" }
 }
 
 fn plural(n: usize, one: &'static str, many: &'static str) -> &'static str {

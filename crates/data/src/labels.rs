@@ -30,8 +30,12 @@ pub type Polygon = Vec<[f32; 2]>;
 pub const CLIP_TOLERANCE: f64 = 0.05;
 /// Largest label file that is read, in bytes.
 pub const MAX_LABEL_BYTES: u64 = 32 << 20;
-/// Named problems kept of one file; further ones are counted in a last line.
-const MAX_NAMED: usize = 20;
+/// Rows with problems that are named of one file; further ones are counted in a last line.
+const MAX_NAMED: usize = 3;
+/// Bytes from the start of a file in which a NUL means that it is no text.
+const TEXT_PROBE: usize = 1024;
+/// Longest value of a row that is repeated in a message, in characters.
+const MAX_SHOWN: usize = 40;
 
 /// Rows of one label file.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -84,15 +88,19 @@ pub fn parse_labels(file: &Path, bytes: &[u8], names: &[String]) -> Result<Parse
                 note(&mut out.problems, index, format!("{reason}; the row is dropped"));
             }
             Ok(row) => {
-                for remark in row.remarks {
-                    note(&mut out.problems, index, remark);
-                }
+                let mut remarks = row.remarks;
                 out.clipped += row.clipped;
                 let l = row.label;
                 // Adding 0 makes -0 and 0 the same key.
-                if !seen.insert((l.class, [l.cx, l.cy, l.w, l.h].map(|v| (v + 0.0).to_bits()))) {
+                let is_new = seen.insert((l.class, [l.cx, l.cy, l.w, l.h].map(|v| (v + 0.0).to_bits())));
+                if !is_new {
                     out.duplicates += 1;
-                    note(&mut out.problems, index, "the same label as on an earlier line; removed".to_string());
+                    remarks.push("the same label as on an earlier line; the row is dropped".to_string());
+                }
+                if !remarks.is_empty() {
+                    note(&mut out.problems, index, remarks.join("; "));
+                }
+                if !is_new {
                     continue;
                 }
                 out.labels.push(l);
@@ -102,7 +110,7 @@ pub fn parse_labels(file: &Path, bytes: &[u8], names: &[String]) -> Result<Parse
         }
     }
     if unnamed > 0 {
-        out.problems.push(Problem::of_file(file, format!("{unnamed} more lines with problems")));
+        out.problems.push(Problem::of_file(file, format!("and {unnamed} more rows of this file")));
     }
     Ok(out)
 }
@@ -116,6 +124,11 @@ fn text_of<'a>(file: &Path, bytes: &'a [u8]) -> Result<std::borrow::Cow<'a, str>
         return Err(Problem::of_file(file, reason));
     }
     let bytes = bytes.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(bytes);
+    // Files of a crashed machine end in zeros; those are no reason to lose the rows.
+    let end = bytes.iter().rposition(|&b| b != 0 && !b.is_ascii_whitespace()).map_or(0, |last| last + 1);
+    if bytes[..end.min(TEXT_PROBE)].contains(&0) {
+        return Err(Problem::of_file(file, "not text"));
+    }
     // A stray byte in a comment or a class name is no reason to lose the other rows.
     Ok(String::from_utf8_lossy(bytes))
 }
@@ -190,8 +203,10 @@ fn parse_row(line: &str, names: &[String]) -> Result<Row, String> {
     }
     let mut clipped = 0;
     let mut values = Vec::with_capacity(fields.len());
-    for field in &fields {
-        let value: f64 = field.parse().map_err(|_| format!("{field:?} is not a number"))?;
+    let mut moved: Vec<String> = Vec::new();
+    for text in &fields {
+        let field = shown(text);
+        let value: f64 = text.parse().map_err(|_| format!("{field:?} is not a number"))?;
         if !value.is_finite() {
             return Err(format!("{field} is not a finite number"));
         }
@@ -203,20 +218,35 @@ fn parse_row(line: &str, names: &[String]) -> Result<Row, String> {
             return Err(format!("{field} is above 1; coordinates are fractions of the picture{pixels}"));
         }
         if !(0.0..=1.0).contains(&value) {
-            remarks.push(format!("{field} lies slightly outside 0..1; clipped"));
+            moved.push(field);
             clipped += 1;
         }
         values.push(value.clamp(0.0, 1.0) as f32);
     }
-    if values.len() == 4 {
-        let label = Label { class, cx: values[0], cy: values[1], w: values[2], h: values[3] };
-        if label.w == 0.0 || label.h == 0.0 {
-            remarks.push("a box without area".to_string());
+    match moved.as_slice() {
+        [] => {}
+        [one] => remarks.push(format!("{one} lies slightly outside 0..1; clipped")),
+        [first, ..] => {
+            remarks.push(format!("{} values ({first}, ...) lie slightly outside 0..1; clipped", moved.len()))
         }
-        return Ok(Row { label, polygon: None, remarks, clipped });
     }
-    let polygon: Polygon = values.chunks_exact(2).map(|p| [p[0], p[1]]).collect();
-    Ok(Row { label: box_of(class, &polygon), polygon: Some(polygon), remarks, clipped })
+    let polygon: Option<Polygon> = (values.len() > 4).then(|| values.chunks_exact(2).map(|p| [p[0], p[1]]).collect());
+    let label = match &polygon {
+        Some(polygon) => box_of(class, polygon),
+        None => Label { class, cx: values[0], cy: values[1], w: values[2], h: values[3] },
+    };
+    // Nothing can overlap it, so it could neither be learned nor found.
+    if label.w == 0.0 || label.h == 0.0 {
+        return Err("a box without area".to_string());
+    }
+    Ok(Row { label, polygon, remarks, clipped })
+}
+
+/// A value as it is said in a message: not longer than a message should be.
+fn shown(text: &str) -> String {
+    let mut chars = text.chars();
+    let head: String = chars.by_ref().take(MAX_SHOWN).collect();
+    if chars.next().is_some() { head + "..." } else { head }
 }
 
 /// The upright box around a polygon.
@@ -232,8 +262,9 @@ pub(crate) fn bounds(polygon: &Polygon) -> [f32; 4] {
     if polygon.is_empty() { [0.0; 4] } else { b }
 }
 
-fn parse_class(text: &str, names: &[String]) -> Result<u32, String> {
-    let Ok(value) = text.parse::<f64>() else {
+fn parse_class(whole: &str, names: &[String]) -> Result<u32, String> {
+    let text = shown(whole);
+    let Ok(value) = whole.parse::<f64>() else {
         let known = if names.is_empty() { String::new() } else { format!("; the names are {}", short_list(names)) };
         return Err(format!("class {text:?} is neither a number nor one of the data set's names{known}"));
     };

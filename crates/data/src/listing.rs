@@ -16,7 +16,7 @@ const MAX_NAMED: usize = 50;
 /// Images in the order of the pass.
 #[derive(Clone, Debug, Default)]
 pub struct Listing {
-    /// Sorted by path. An image named twice in a list is there twice.
+    /// Sorted by path. An image that lists name several times is there once.
     pub images: Vec<PathBuf>,
     /// Lines without a file, folders that cannot be read, suffixes that are not supported.
     pub problems: Vec<Problem>,
@@ -36,6 +36,9 @@ pub fn list_images(places: &[PathBuf], root: &Path) -> Result<Listing, DataError
         }
     }
     out.images.sort();
+    if places.iter().any(|p| p.is_file()) || places.len() > 1 {
+        drop_repeated(places, &mut out);
+    }
     if out.images.is_empty() {
         let places: Vec<String> = places.iter().map(|p| p.display().to_string()).collect();
         let hint = out
@@ -45,6 +48,21 @@ pub fn list_images(places: &[PathBuf], root: &Path) -> Result<Listing, DataError
         return Err(DataError::NoImages { places: places.join(", "), hint: Some(hint) });
     }
     Ok(out)
+}
+
+/// Keeps the first of the paths that lead to the same image and the same label file.
+fn drop_repeated(places: &[PathBuf], out: &mut Listing) {
+    let canonical = |p: &Path| p.canonicalize().unwrap_or_else(|_| p.to_path_buf());
+    let before = out.images.len();
+    let mut seen = HashSet::new();
+    // A link with a label file of its own is a sample of its own.
+    out.images.retain(|image| seen.insert((canonical(image), find_label(image).map(|(label, _)| canonical(&label)))));
+    let repeated = before - out.images.len();
+    if repeated > 0 {
+        let place = places.iter().find(|p| p.is_file()).unwrap_or(&places[0]);
+        let reason = format!("{repeated} paths name images that are there already; each image is used once");
+        out.problems.push(Problem::of_file(place, reason));
+    }
 }
 
 fn suffix_of(path: &Path) -> String {
@@ -84,6 +102,12 @@ fn walk(folder: &Path, depth: usize, visited: &mut HashSet<PathBuf>, out: &mut L
         };
         if meta.is_dir() {
             folders.push(path);
+        } else if !meta.is_file() {
+            // Reading a pipe or a device may never end.
+            if is_image_name(&path) {
+                let reason = "is a pipe, a socket or a device and not a regular file; left out";
+                out.problems.push(Problem::of_file(&path, reason));
+            }
         } else if is_image_name(&path) {
             out.images.push(path);
         } else if ["db", "ini"].contains(&suffix_of(&path).as_str()) {
@@ -99,7 +123,7 @@ fn walk(folder: &Path, depth: usize, visited: &mut HashSet<PathBuf>, out: &mut L
 }
 
 fn read_list(list: &Path, root: &Path, out: &mut Listing) -> Result<(), DataError> {
-    let bytes = std::fs::read(list).map_err(|e| DataError::io(list, e))?;
+    let bytes = crate::decode::read_file(list)?;
     if let Some(reason) = crate::labels::utf16_reason(&bytes) {
         return Err(DataError::Yaml { path: list.to_path_buf(), line: None, reason, hint: None });
     }
@@ -116,10 +140,13 @@ fn read_list(list: &Path, root: &Path, out: &mut Listing) -> Result<(), DataErro
             continue;
         }
         let names = names_of(line);
-        let found = names.iter().find_map(|name| {
-            let own = name.strip_prefix("./").unwrap_or(name);
-            [folder.join(own), root.join(own), PathBuf::from(name)].into_iter().find(|p| p.is_file())
-        });
+        let candidates = || {
+            names.iter().flat_map(|name| {
+                let own = name.strip_prefix("./").unwrap_or(name);
+                [folder.join(own), root.join(own), PathBuf::from(name)]
+            })
+        };
+        let found = candidates().find(|p| p.is_file());
         match found {
             Some(path) if is_image_name(&path) => out.images.push(path),
             Some(path) => out.problems.push(Problem::of_line(
@@ -131,10 +158,14 @@ fn read_list(list: &Path, root: &Path, out: &mut Listing) -> Result<(), DataErro
                 missing += 1;
                 if missing <= MAX_NAMED {
                     let shown = String::from_utf8_lossy(line);
-                    let reason = format!(
-                        "{shown} does not exist (looked beside the list, in {} and in the current folder); skipped",
-                        root.display()
-                    );
+                    let reason = match candidates().find(|p| p.exists()) {
+                        Some(p) if p.is_dir() => format!("{shown} is a folder; expected a file; skipped"),
+                        Some(_) => format!("{shown} is a pipe, a socket or a device; expected a file; skipped"),
+                        None => format!(
+                            "{shown} does not exist (looked beside the list, in {} and in the current folder); skipped",
+                            root.display()
+                        ),
+                    };
                     out.problems.push(Problem::of_line(list, index + 1, reason));
                 }
             }
@@ -142,7 +173,7 @@ fn read_list(list: &Path, root: &Path, out: &mut Listing) -> Result<(), DataErro
     }
     if missing > MAX_NAMED {
         out.problems
-            .push(Problem::of_file(list, format!("{} more lines name files that do not exist", missing - MAX_NAMED)));
+            .push(Problem::of_file(list, format!("{} more lines name no file that exists", missing - MAX_NAMED)));
     }
     Ok(())
 }

@@ -60,6 +60,8 @@ pub struct ScanOptions<'a> {
     pub cache_folder: Option<PathBuf>,
     /// Called from several threads with (images done, images in all).
     pub progress: Option<&'a (dyn Fn(usize, usize) + Sync)>,
+    /// Asked before each image, from several threads; `true` ends the scan with [`DataError::Interrupted`].
+    pub stop: Option<&'a (dyn Fn() -> bool + Sync)>,
 }
 
 impl<'a> ScanOptions<'a> {
@@ -75,6 +77,7 @@ impl<'a> ScanOptions<'a> {
             use_cache: true,
             cache_folder: None,
             progress: None,
+            stop: None,
         }
     }
 }
@@ -123,7 +126,8 @@ pub struct Scanned {
     pub report: ScanReport,
 }
 
-/// Scans folders and list files (as a [`crate::Dataset`] names them; `root` is its folder).
+/// Scans folders and list files (as a [`crate::Dataset`] names them; `root` is its folder). Besides what is
+/// wrong with the data, [`DataError::Interrupted`] where [`ScanOptions::stop`] asked for it.
 pub fn scan(places: &[PathBuf], root: &Path, options: &ScanOptions) -> Result<Scanned, DataError> {
     let listing = listing::list_images(places, root)?;
     let places_text = places.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", ");
@@ -141,18 +145,32 @@ pub fn scan(places: &[PathBuf], root: &Path, options: &ScanOptions) -> Result<Sc
     let done = AtomicUsize::new(0);
     let hits = AtomicUsize::new(0);
     let total = listing.images.len();
-    let entries: Vec<Entry> = listing
+    let found: Vec<Option<Entry>> = listing
         .images
         .par_iter()
         .map(|image| {
+            if options.stop.is_some_and(|stop| stop()) {
+                return None;
+            }
             let entry = entry_of(image, &known, options, started, &hits);
             let count = done.fetch_add(1, Ordering::Relaxed) + 1;
             if let Some(progress) = options.progress {
                 progress(count, total);
             }
-            entry
+            Some(entry)
         })
         .collect();
+    let checked = found.iter().flatten().count();
+    if checked < total {
+        if options.use_cache {
+            // What an earlier scan knew of the images that were not reached is kept.
+            let images = listing.images.iter().zip(found);
+            let kept = images.filter_map(|(image, entry)| entry.or_else(|| known.get(image).cloned()));
+            cache::write(&cache_places, &settings, &kept.collect::<Vec<_>>());
+        }
+        return Err(DataError::Interrupted { done: checked, images: total });
+    }
+    let entries: Vec<Entry> = found.into_iter().flatten().collect();
     report.from_cache = hits.into_inner();
     if options.use_cache {
         let unchanged = report.from_cache == total && known.len() == total;

@@ -30,13 +30,17 @@ impl ValGeometry {
         Self { entry_wh, fit, ratio_hw }
     }
 
-    /// The labels as fractions of the frame.
+    /// The labels as fractions of the frame, clipped to the picture: what lies beyond is grey border.
     pub fn boxes(&self, sample: &Sample, id: usize) -> Vec<FinishedBox> {
         let mut rows = Vec::with_capacity(sample.labels.len());
         let scaled = [0, 1].map(|i| self.fit.ratio[i] * f64::from(self.entry_wh[i]));
         rows_on_canvas(&sample.labels, &[], id, scaled, self.fit.pad, None, &mut rows);
+        let (low, span) = (self.fit.pad.map(|v| v as f32), scaled.map(|v| v as f32));
+        let inside = |v: f32, axis: usize| v.clamp(low[axis], low[axis] + span[axis]);
         rows.iter()
-            .map(|r| FinishedBox { class: r.class, xywh: normalised(r.xyxy, self.fit.out_wh), sample: id })
+            .map(|r| [inside(r.xyxy[0], 0), inside(r.xyxy[1], 1), inside(r.xyxy[2], 0), inside(r.xyxy[3], 1)])
+            .zip(&rows)
+            .map(|(xyxy, r)| FinishedBox { class: r.class, xywh: normalised(xyxy, self.fit.out_wh), sample: id })
             .collect()
     }
 

@@ -51,10 +51,61 @@ fn mistakes_in_the_yaml_are_named_with_their_line() {
         ("path: nowhere\ntrain: images\nnames: [a]\n", "data.yaml:1: path: "),
         ("train: images\nnames: {0: a, 0: b}\n", "data.yaml:2"),
         ("train: images\nnc: many\n", "data.yaml:2: nc: \"many\""),
+        ("train: images\nnc: 1000000000000\n", "data.yaml:2: nc: 1000000000000 classes are too many (limit 100000)"),
+        ("train: images\nnames: {99999999: b}\n", "data.yaml:2: names: id 99999999 is too large (limit 99999)"),
+        ("train: images\nnames: {0: a, 0: b}\n", "the key '0' is given twice"),
+        ("train: images\nnames: &n [*n]\n", "data.yaml:2: an alias (*name) leads back to itself"),
+        (
+            "train: images\nnames: [a, ~]\n",
+            "data.yaml:2: expected a single value (a name, a number or a path), found nothing",
+        ),
+        ("train: images\nnames: true\n", "data.yaml:2: expected a list or a mapping of class names, found "),
+        ("- a\n- b\n", "data.yaml:1: expected a mapping with keys"),
     ] {
         let error = load(&set, yaml).expect_err(yaml).to_string();
         assert!(error.contains(words), "{yaml:?} gave {error}");
     }
+}
+
+#[test]
+fn hostile_yaml_is_refused_in_plain_words() {
+    let set = Set::with_one();
+    let deep = format!("train: images\nnames: {}{}\n", "[".repeat(5000), "]".repeat(5000));
+    let wide = format!("train: images\nnames: [{}]\n", "[a], ".repeat(400_000));
+    let laughs = (1..12).fold("a0: &a0 [x]\n".to_string(), |text, i| {
+        let before = format!("*a{}, ", i - 1).repeat(9);
+        format!("{text}a{i}: &a{i} [{before}]\n")
+    });
+    for text in [deep, wide, format!("{laughs}train: images\nnames: *a11\n")] {
+        let error = load(&set, &text).unwrap_err().to_string();
+        assert!(error.contains("data.yaml:"), "{error}");
+        for leak in ["budget", "{", "weak", "Policy", "Options", "invalid type"] {
+            assert!(!error.contains(leak), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_folder_in_place_of_a_file_is_called_one() {
+    let set = Set::with_one();
+    let error = Dataset::load(&set.path("images")).unwrap_err().to_string();
+    assert!(error.contains("images: is a folder; expected a file"), "{error}");
+    let error = load(&set, "path: images/good.jpg\ntrain: .\nnames: [a]\n").unwrap_err().to_string();
+    assert!(error.contains("good.jpg is not a folder; expected a folder"), "{error}");
+}
+
+#[test]
+fn one_picture_spelled_three_ways_in_a_list_is_one_picture() {
+    let set = Set::with_one();
+    set.write("images/other.jpg", jpeg(50, 50));
+    let list =
+        set.write("train.txt", "images/good.jpg\n./images/good.jpg\nimages/../images/good.jpg\nimages/other.jpg\n");
+    let listing = list_images(&[list], set.dir.path()).unwrap();
+    assert_eq!(listing.images.len(), 2);
+    assert_eq!(listing.problems.len(), 1);
+    assert!(listing.problems[0].reason.starts_with("2 paths name images"), "{:?}", listing.problems);
+    let twice = list_images(&[set.path("images"), set.path("./images")], set.dir.path()).unwrap();
+    assert_eq!(twice.images.len(), 2);
 }
 
 #[test]
@@ -237,4 +288,26 @@ fn progress_reaches_the_number_of_images() {
     let mut seen = seen.into_inner().unwrap();
     seen.sort();
     assert_eq!(seen, [(1, 2), (2, 2)]);
+}
+
+#[test]
+fn an_interrupted_scan_ends_soon_and_keeps_what_it_found() {
+    let set = aged();
+    for i in 0..60 {
+        age(&set.write(&format!("images/n{i}.jpg"), jpeg(20, 20)));
+    }
+    let asked = std::sync::atomic::AtomicUsize::new(0);
+    let stop = || asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed) >= 5;
+    let names = ["a".to_string()];
+    let options =
+        |stop| data::ScanOptions { cache_folder: Some(set.path("c")), stop, ..data::ScanOptions::new(&names, true) };
+    let places = [set.path("images")];
+    let error = data::scan(&places, set.dir.path(), &options(Some(&stop))).unwrap_err();
+    assert!(matches!(error, DataError::Interrupted { done: 5, images: 62 }), "{error}");
+    // Stopping at once must not cost what is known already.
+    let at_once = || true;
+    let error = data::scan(&places, set.dir.path(), &options(Some(&at_once))).unwrap_err();
+    assert!(matches!(error, DataError::Interrupted { done: 0, images: 62 }), "{error}");
+    let whole = data::scan(&places, set.dir.path(), &options(None)).unwrap();
+    assert_eq!((whole.report.from_cache, whole.report.images), (5, 62));
 }

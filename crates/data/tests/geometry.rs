@@ -102,6 +102,16 @@ fn rectangular_batches_agree() {
 }
 
 #[test]
+fn a_box_that_sticks_out_does_not_reach_into_the_border_of_a_validation_frame() {
+    let labels = vec![Label { class: 0, cx: 0.95, cy: 0.0, w: 0.2, h: 1.0 }];
+    let sample = Sample { path: "x.jpg".into(), width: 100, height: 50, segments: vec![None], labels };
+    // The picture fills 100 x 50 of a frame of 200 x 100, from (50, 25).
+    let boxes = ValGeometry::new(100, 50, 100, [100, 200]).boxes(&sample, 0);
+    let want = [(135.0 + 150.0) / 2.0 / 200.0, (25.0 + 50.0) / 2.0 / 100.0, 15.0 / 200.0, 25.0 / 100.0];
+    assert_close("clipped", &boxes[0].xywh.map(f64::from), &want, 1e-6, 0.0);
+}
+
+#[test]
 fn random_perspective_agrees() {
     let cases = testkit::json("pieces/random_perspective.json");
     assert_eq!(cases.as_array().unwrap().len(), 20);

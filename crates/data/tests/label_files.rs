@@ -90,8 +90,40 @@ fn hostile_text_never_panics_and_problems_stay_few() {
     let many = "0 2 2 2 2\n".repeat(5000);
     let parsed = parse(many.as_bytes());
     assert_eq!(parsed.bad_rows, 5000);
-    assert!(parsed.problems.len() <= 21);
-    assert!(parsed.problems.last().unwrap().reason.contains("4980 more"));
+    assert_eq!(parsed.problems.len(), 4);
+    assert_eq!(parsed.problems[3].reason, "and 4997 more rows of this file");
+    let long = format!("0 .5 .5 .2 {}\n", "x".repeat(100_000));
+    assert!(parse(long.as_bytes()).problems[0].reason.len() < 200);
+}
+
+#[test]
+fn a_binary_label_file_costs_one_line_of_the_problem_list() {
+    let mut noise: Vec<u8> = (0u32..4000).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    noise[500] = 0;
+    let problem = parse_labels(Path::new("x.txt"), &noise, &[]).unwrap_err();
+    assert_eq!((problem.line, problem.reason.as_str()), (None, "not text"));
+    let set = Set::with_one();
+    set.write("images/b.jpg", jpeg(50, 50));
+    set.write("labels/b.txt", &noise);
+    let report = set.scan().unwrap().report;
+    assert_eq!((report.problems.len(), report.dropped), (1, 1), "{:?}", report.problems);
+    assert!(report.problems[0].reason.starts_with("not text"));
+}
+
+#[test]
+fn every_row_problem_says_what_happened_to_the_row() {
+    for (row, happened) in [
+        ("0 .5 .5 0 .2", "a box without area; the row is dropped"),
+        ("0 .1 .1 .3 .1 .2 .1", "a box without area; the row is dropped"),
+        ("0 .5 .5 .2", "the row is dropped"),
+        ("0 1.01 -.01 .2 .2", "2 values (1.01, ...) lie slightly outside 0..1; clipped"),
+        ("0 .5 .5 .2 .4", "an earlier line; the row is dropped"),
+    ] {
+        let parsed = parse(format!("{ROW}{row}\n").as_bytes());
+        assert_eq!(parsed.problems.len(), 1, "{row}");
+        assert!(parsed.problems[0].reason.contains(happened), "{row}: {}", parsed.problems[0]);
+        assert_eq!(parsed.labels.len(), 1 + usize::from(!happened.contains("dropped")), "{row}");
+    }
 }
 
 #[test]

@@ -14,10 +14,12 @@ const DEVIATIONS: &[(&str, &[[f32; 5]], &str)] = &[
     ("mixed 5 and 6", &[[0., 0.5, 0.5, 0.2, 0.2]], "6 columns"),
     // Slightly outside is clipped and named.
     ("above one", &[[0., 1.0, 0.5, 0.2, 0.2]], "clipped"),
+    // A box without area can neither be learned nor found.
+    ("zero size", &[], "without area"),
     // A class must be whole.
     ("float class", &[], "not a whole number"),
     // Duplicates go, the order stays.
-    ("duplicate rows", &[[1., 0.5, 0.5, 0.2, 0.2], [0., 0.3, 0.3, 0.1, 0.1]], "removed"),
+    ("duplicate rows", &[[1., 0.5, 0.5, 0.2, 0.2], [0., 0.3, 0.3, 0.1, 0.1]], "an earlier line; the row is dropped"),
     // Rows are judged one by one: the box row stays a box.
     ("polygon and box", &[[0., 0.3, 0.35, 0.4, 0.5], [1., 0.5, 0.5, 0.2, 0.2]], ""),
     // Python reads 0.2_0 as a number; nobody writes that on purpose.

@@ -59,7 +59,7 @@ fn a_misspelt_hyper_parameter_gets_a_suggestion() {
     place.write("hyp.yaml", "lr0: 0.01\nmosiac: 1.0\n");
     let ran = place.run(&["train", "--data", "set/data.yaml", "--cfg", "yolov9-t", "--hyp", "hyp.yaml"]);
     assert_eq!(ran.code, Some(1), "{ran:?}");
-    assert_eq!(ran.labelled("error"), ["hyp.yaml: unknown hyper-parameter 'mosiac'"]);
+    assert_eq!(ran.labelled("error"), ["hyp.yaml:2: unknown hyper-parameter 'mosiac'"]);
     assert_eq!(ran.labelled("hint"), ["did you mean 'mosaic'?"]);
 }
 
@@ -90,7 +90,7 @@ fn a_pasted_command_without_the_memory_for_it_names_a_batch_that_fits() {
     let args = PASTED.replace("--data data.yaml", "--data set/data.yaml");
     let binary = place.command(&[]).get_program().to_string_lossy().into_owned();
     let mut command = std::process::Command::new("sh");
-    let script = format!("ulimit -v 6000000 && exec {binary} {args} --threads 2");
+    let script = format!("ulimit -v 3000000 && exec {binary} {args} --threads 2");
     command.args(["-c", &script]).current_dir(place.path("")).stdin(std::process::Stdio::null());
     let ran = crate::harness::ran(command);
     assert_eq!(ran.code, Some(1), "{ran:?}");

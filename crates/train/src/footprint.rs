@@ -95,6 +95,33 @@ impl Room {
         self.taken += bytes;
     }
 
+    /// A smaller plan of a step that does not fit as it is: parts of its forward pass are computed twice, which
+    /// changes no result. `None` where it fits, or where no plan does.
+    pub fn squeeze(
+        &self,
+        footprint: &Footprint,
+        step: &StepPlan,
+        squeezed: &dyn Fn(Recompute) -> Result<StepPlan, TrainError>,
+        observer: &mut dyn Observer,
+    ) -> Result<Option<StepPlan>, TrainError> {
+        let needed = footprint.total();
+        let Some(available) = self.available.filter(|&available| available < needed) else { return Ok(None) };
+        let left = available.saturating_sub(needed - step.memory().arena);
+        match squeezed(Recompute::Budget(left)) {
+            Ok(plan) => {
+                observer.warn(&format!(
+                    "training needs {} of memory, {} are available: parts of the forward pass are computed twice, with \
+                     the same results",
+                    size(needed),
+                    size(available)
+                ));
+                Ok(Some(plan))
+            }
+            Err(TrainError::Graph(GraphError::Budget { .. })) => Ok(None),
+            Err(other) => Err(other),
+        }
+    }
+
     /// Takes what a training run needs and tells it.
     ///
     /// # Errors

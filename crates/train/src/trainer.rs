@@ -164,10 +164,16 @@ impl Run {
             Some(val) => evaluator.largest_plan(val, &settings(batch)),
             None => Ok(None),
         };
-        let step = compile(batch, recompute)?;
+        let mut step = compile(batch, recompute)?;
         let planned = validation_plan(&evaluator, batch)?;
-        footprint::tell_step(&model, &step, size, observer)?;
         let mut room = Room::new(options.memory_available);
+        if options.memory_budget.is_none() {
+            let footprint = Footprint::of_training(&step, planned.as_ref());
+            if let Some(smaller) = room.squeeze(&footprint, &step, &|r| compile(batch, r), observer)? {
+                step = smaller;
+            }
+        }
+        footprint::tell_step(&model, &step, size, observer)?;
         room.take_training(
             &Footprint::of_training(&step, planned.as_ref()),
             &step,

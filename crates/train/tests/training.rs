@@ -215,7 +215,7 @@ fn a_card_that_is_not_there_is_warned_about_not_refused() {
 }
 
 #[test]
-fn a_run_without_the_memory_for_it_is_refused_with_a_batch_and_a_budget_that_fit() {
+fn a_run_without_the_memory_for_it_recomputes_or_is_refused_with_what_would_fit() {
     let folder = tempfile::tempdir().unwrap();
     let data = data_set(folder.path(), 6, 2);
     let options = TrainOptions { batch_size: 6, epochs: 1, ..tiny(folder.path(), &data, "memory") };
@@ -228,18 +228,22 @@ fn a_run_without_the_memory_for_it_is_refused_with_a_batch_and_a_budget_that_fit
     };
     let (needed, hint) = refused(&TrainOptions { memory_available: Some(1), ..options.clone() });
     assert!(hint.contains("lower --img"), "{hint}");
+    // A budget of the user's own is never replaced.
     let tight = TrainOptions { memory_available: Some(needed - 1), ..options.clone() };
-    let (_, hint) = refused(&tight);
+    let (_, hint) = refused(&TrainOptions { memory_budget: Some(u64::MAX), ..tight.clone() });
     assert!(hint.contains("--batch 3 fits"), "{hint}");
     assert!(!folder.path().join("runs").exists(), "nothing is written before it is known to fit");
     let budget = hint.split("--memory-budget ").nth(1).unwrap().split(' ').next().unwrap();
     let factor = if budget.ends_with("MiB") { 1 << 20 } else { 1 };
     let budget = budget.trim_end_matches("MiB").parse::<u64>().unwrap() * factor;
-    for fits in [
-        TrainOptions { batch_size: 3, ..tight.clone() },
-        TrainOptions { memory_budget: Some(budget), ..tight.clone() },
-        TrainOptions { memory_available: Some(needed), ..options },
-    ] {
+    let mut memory = Memory::default();
+    let squeezed = run(&tight, &mut memory).unwrap();
+    assert!(memory.warnings.iter().any(|w| w.contains("computed twice")), "{:?}", memory.warnings);
+    let free =
+        run(&TrainOptions { memory_available: Some(needed), ..options.clone() }, &mut Memory::default()).unwrap();
+    assert!(tensors(&free.last.unwrap()) == tensors(&squeezed.last.unwrap()));
+    for fits in [TrainOptions { batch_size: 3, ..tight.clone() }, TrainOptions { memory_budget: Some(budget), ..tight }]
+    {
         run(&fits, &mut Memory::default()).unwrap();
     }
 }

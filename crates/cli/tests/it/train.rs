@@ -90,7 +90,7 @@ fn a_pasted_command_without_the_memory_for_it_names_a_batch_that_fits() {
     let args = PASTED.replace("--data data.yaml", "--data set/data.yaml");
     let binary = place.command(&[]).get_program().to_string_lossy().into_owned();
     let mut command = std::process::Command::new("sh");
-    let script = format!("ulimit -v 3000000 && exec {binary} {args} --threads 2");
+    let script = format!("ulimit -v 1300000 && exec {binary} {args} --threads 2");
     command.args(["-c", &script]).current_dir(place.path("")).stdin(std::process::Stdio::null());
     let ran = crate::harness::ran(command);
     assert_eq!(ran.code, Some(1), "{ran:?}");

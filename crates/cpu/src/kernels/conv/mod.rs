@@ -1,7 +1,7 @@
 //! Two-dimensional convolution on NHWC views: forward, data gradient, weight gradient.
 //!
 //! Weights are OHWI, dense: `[cout][kh][kw][cin / groups]`. Group g reads channels g*cin/groups.. and writes channels
-//! g*cout/groups... No im2col: forward and data gradient share one direct kernel ([`engine`](self)) over packed
+//! g*cout/groups... No im2col: forward and data gradient share one direct kernel (`engine.rs`) over packed
 //! weights, the weight gradient has its own.
 
 mod data_grad;

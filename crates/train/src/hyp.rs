@@ -193,18 +193,17 @@ impl Hyp {
             };
             TrainError::HypFile { file: file.to_owned(), line, message }
         })?;
+        let place = |key: &str| {
+            let line = text.lines().position(|l| l.split(':').next().is_some_and(|k| k.trim() == key));
+            line.map_or(file.to_owned(), |l| format!("{file}:{}", l + 1))
+        };
         let mut hyp = Self::default();
         for (key, &value) in &given {
             let Some(known) = KEYS.iter().find(|k| file_name(k.name) == key) else {
-                let nearest = nearest(key);
-                let line = text.lines().position(|l| l.split(':').next().is_some_and(|k| k.trim() == key));
-                let file = line.map_or(file.to_owned(), |l| format!("{file}:{}", l + 1));
-                return Err(TrainError::HypKey { file, key: key.clone(), nearest });
+                return Err(TrainError::HypKey { file: place(key), key: key.clone(), nearest: nearest(key) });
             };
             if !known.range.holds(value) {
-                let line = text.lines().position(|l| l.split(':').next().is_some_and(|k| k.trim() == key));
-                let file = line.map_or(file.to_owned(), |l| format!("{file}:{}", l + 1));
-                let (key, range) = (file_name(known.name), known.range.text());
+                let (file, key, range) = (place(key), file_name(known.name), known.range.text());
                 return Err(TrainError::HypRange { file, key, value, range });
             }
             *(known.get)(&mut hyp) = value;

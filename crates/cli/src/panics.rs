@@ -8,7 +8,7 @@ use std::sync::Mutex;
 
 static LAST: Mutex<Option<String>> = Mutex::new(None);
 
-/// Keeps the message of a panic for [`report`]. With `RUST_BACKTRACE` set, the usual output appears as well.
+/// Keeps the message of a panic for [`report()`]. With `RUST_BACKTRACE` set, the usual output appears as well.
 pub fn install() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {

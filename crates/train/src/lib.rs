@@ -1,6 +1,6 @@
 //! From options to a finished run: training, validation and detection.
 //!
-//! The three commands are library functions: [`run`] trains, [`validate`] and [`detect`] use a weight file. They print
+//! The three commands are library functions: [`run`] trains, [`validate`] and [`detect()`] use a weight file. They print
 //! nothing: an [`Observer`] gets log lines, warnings and progress. [`TrainError::hint`] says what to do.
 //!
 //! The way of a run: `setup` settles options, model and weights, `image_set` scans, `work` names the samples of each

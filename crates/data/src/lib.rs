@@ -1,7 +1,7 @@
 //! Data sets: labels, the scan, sample recipes and their pixels on the CPU.
 //!
 //! The way of one training image: [`dataset`] reads the data YAML, [`listing`] finds the images,
-//! [`scan`] checks images and labels once (and caches what it found), [`recipe`] draws what happens to
+//! [`mod@scan`] checks images and labels once (and caches what it found), [`recipe`] draws what happens to
 //! a sample as a pure value, [`render`] turns that value into pixels, and [`loader`] does the last two
 //! ahead of time on threads of its own. Pictures are RGB, 8 bit, row-major (height, width, 3) throughout.
 

@@ -1,4 +1,4 @@
-//! Bodies of the ops that other crates declare: one file each, one row in [`Registry::standard`].
+//! Bodies of the ops that other crates declare: one file each, one row in `Registry::standard`.
 
 mod decode;
 mod detection_loss;

@@ -1,5 +1,6 @@
 //! The command line as a whole: the commands and what all of them share.
 
+use crate::commands::convert_weights::ConvertArgs;
 use crate::commands::{demo::DemoArgs, detect::DetectArgs, info::InfoArgs, train::TrainArgs, val::ValArgs};
 use crate::failure::{Failure, WRONG_USAGE};
 use clap::error::ErrorKind;
@@ -34,6 +35,8 @@ pub enum Command {
     /// Find objects in images
     #[command(aliases = ["detect_dual", "detect.py", "detect_dual.py"])]
     Detect(Box<DetectArgs>),
+    /// Write weights in another form: without the auxiliary branch, folded, as safetensors or .pt
+    ConvertWeights(ConvertArgs),
     /// Show a model's layers, parameters and GFLOPs
     Info(InfoArgs),
     /// Train, validate and detect on built-in photographs of blood cells

@@ -34,6 +34,10 @@ pub enum ModelError {
     Format { path: PathBuf, message: String },
     #[error("{}: format version {found} is newer than this program reads ({known})", path.display())]
     Version { path: PathBuf, found: u64, known: u64 },
+    #[error("{what}: it does not say which model it belongs to\n  hint: name one, such as --cfg yolov9-s")]
+    NoDescription { what: String },
+    #[error("{what} does not fit {model}: {detail}\n  hint: {hint}")]
+    Misfit { what: String, model: String, detail: String, hint: String },
     #[error("{what} does not fit the model: {detail}")]
     Tensors { what: String, detail: String },
     #[error("tensor {name}: {message}")]

@@ -129,6 +129,14 @@ impl Model {
         Ok(Self { name: name.to_owned(), source, yaml, nc, strides, layers, channels, activation })
     }
 
+    /// The same description for another number of classes.
+    ///
+    /// # Errors
+    /// See [`Model::from_yaml`].
+    pub fn with_classes(&self, nc: usize) -> Result<Self> {
+        Self::from_yaml(&self.name, self.source.clone(), self.yaml.clone(), Some(nc))
+    }
+
     /// True where the head has an auxiliary branch.
     pub fn has_aux(&self) -> bool {
         self.head().towers.len() > 1
@@ -217,8 +225,20 @@ impl Model {
         Ok(())
     }
 
+    /// What follows each batch norm.
+    pub(crate) fn activation(&self) -> Activation {
+        self.activation
+    }
+
     pub(crate) fn head(&self) -> &DetectHead {
         match self.layers.last().map(|l| &l.kind) {
+            Some(Kind::Head(head)) => head,
+            _ => unreachable!("from_yaml checked that the last row is a head"),
+        }
+    }
+
+    pub(crate) fn head_mut(&mut self) -> &mut DetectHead {
+        match self.layers.last_mut().map(|l| &mut l.kind) {
             Some(Kind::Head(head)) => head,
             _ => unreachable!("from_yaml checked that the last row is a head"),
         }

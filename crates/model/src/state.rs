@@ -188,7 +188,7 @@ impl NamedTensors {
     }
 
     /// Holds these tensors against wanted names and shapes.
-    fn compare<'w>(&self, wanted: impl Iterator<Item = (&'w str, &'w [usize])>) -> TransferReport {
+    pub(crate) fn compare<'w>(&self, wanted: impl Iterator<Item = (&'w str, &'w [usize])>) -> TransferReport {
         let mut report = TransferReport::default();
         let mut seen = vec![false; self.entries.len()];
         for (name, dims) in wanted {

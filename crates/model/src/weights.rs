@@ -7,7 +7,6 @@
 use crate::error::{ModelError, Result};
 use crate::model::Model;
 use crate::state::{NamedTensor, NamedTensors};
-use crate::zoo::Source;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use std::collections::{BTreeMap, HashMap};
@@ -52,15 +51,6 @@ impl WeightsMeta {
     pub fn of(model: &Model, names: Vec<String>, folded: bool) -> Self {
         let (name, yaml, strides) = (model.name.clone(), model.yaml.clone(), model.strides.clone());
         Self { model: name, yaml, nc: model.nc, strides, names, folded, extra: BTreeMap::new() }
-    }
-
-    /// Resolves the model that the weights belong to.
-    ///
-    /// # Errors
-    /// See [`Model::from_yaml`].
-    pub fn model(&self) -> Result<Model> {
-        let source = Source::Text(format!("{} (from the weight file)", self.model));
-        Model::from_yaml(&self.model, source, self.yaml.clone(), Some(self.nc))
     }
 
     fn to_texts(&self) -> BTreeMap<String, String> {

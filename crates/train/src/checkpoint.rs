@@ -215,6 +215,29 @@ fn describe(meta: &mut WeightsMeta, state: &RunState, epochs: usize) {
     meta.extra.insert("imgsz".to_owned(), state.options.imgsz.to_string());
 }
 
+/// The model of a weight file and its weights, with what is worth telling about them.
+///
+/// `cfg` names the model where the file does not say, or overrules it.
+///
+/// # Errors
+/// As [`load_weights`]; weights that fill no model.
+pub fn load_fitted(path: &Path, cfg: Option<&Path>, observer: &mut dyn crate::Observer) -> Result<Loaded, TrainError> {
+    let weights = load_weights(path)?;
+    warn_not_finite(path, &weights.tensors, observer);
+    let cfg = cfg.map(|cfg| cfg.to_string_lossy().into_owned());
+    let fitted = model::fit(&weights, cfg.as_deref(), &path.display().to_string())?;
+    fitted.notes.iter().for_each(|note| observer.info(note));
+    Ok(Loaded { meta: weights.meta, fitted })
+}
+
+/// A weight file whose model is found.
+#[derive(Debug)]
+pub struct Loaded {
+    /// `None` for files without a description.
+    pub meta: Option<WeightsMeta>,
+    pub fitted: model::Fitted,
+}
+
 /// A weight file without the tensors of a run.
 ///
 /// # Errors
@@ -253,6 +276,17 @@ pub struct Checkpoint {
     pub meta: WeightsMeta,
     pub state: RunState,
     pub tensors: RunTensors,
+}
+
+impl Checkpoint {
+    /// The model that is trained.
+    ///
+    /// # Errors
+    /// Averaged weights that do not fill it.
+    pub fn model(&self, path: &Path) -> Result<Model, TrainError> {
+        let weights = Weights { tensors: self.tensors.ema.clone(), meta: Some(self.meta.clone()) };
+        Ok(model::fit(&weights, None, &path.display().to_string())?.model)
+    }
 }
 
 /// Reads `last.safetensors` in full.

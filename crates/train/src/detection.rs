@@ -1,14 +1,14 @@
 //! Detection on pictures.
 
-use crate::checkpoint::{load_weights, warn_not_finite};
+use crate::checkpoint::{Loaded, load_fitted};
 use crate::device::Device;
 use crate::evaluate::{Evaluator, to_original};
 use crate::footprint::Room;
 use crate::plans::{InputShape, PackedTargets};
 use crate::source::images_of;
 use crate::summary::{DetectSummary, FoundBox, FoundImage};
-use crate::validate::{check_thresholds, folded, fractions, model_of};
-use crate::{DetectOptions, Observer, Progress, TrainError, setup};
+use crate::validate::{check_thresholds, fractions};
+use crate::{DetectOptions, Observer, Progress, TrainError, image_set, setup};
 use data::Picture;
 use data::decode::{ImageLimits, decode_file};
 use data::letterbox::{Letterbox, LetterboxOptions, letterbox};
@@ -37,10 +37,11 @@ const DECIMALS: usize = 2;
 pub fn detect(options: &DetectOptions, observer: &mut dyn Observer) -> Result<DetectSummary, TrainError> {
     let device = Device::choose(&options.device, observer)?;
     check_thresholds(options.conf_thres, options.iou_thres, options.max_det)?;
-    let weights = load_weights(&options.weights)?;
-    warn_not_finite(&options.weights, &weights.tensors, observer);
-    let model = Arc::new(model_of(&options.weights, &weights)?);
-    let names = weights.meta.as_ref().map(|m| m.names.clone()).unwrap_or_default();
+    let loaded = load_fitted(&options.weights, options.cfg.as_deref(), observer)?;
+    let names = class_names(options, &loaded, observer)?;
+    let fitted = loaded.fitted;
+    let folded = fitted.fold()?;
+    let model = Arc::new(fitted.model);
     let frame_hw = frame(options, model.size_multiple(), observer)?;
     if let Some(class) = options.classes.iter().flatten().find(|&&c| c >= model.nc) {
         let message = format!("{class} is no class: ids go from 0 to {}", model.nc.saturating_sub(1));
@@ -71,7 +72,7 @@ pub fn detect(options: &DetectOptions, observer: &mut dyn Observer) -> Result<De
         let labels = folder.join("labels");
         std::fs::create_dir_all(&labels).map_err(TrainError::io("create", &labels))?;
     }
-    evaluator.set_folded_weights(folded(&weights)?)?;
+    evaluator.set_folded_weights(folded)?;
     let mut run = Detection {
         options,
         stride: model.size_multiple() as u32,
@@ -130,6 +131,30 @@ pub fn detect(options: &DetectOptions, observer: &mut dyn Observer) -> Result<De
     let json = run.write_files()?;
     let images = run.images;
     Ok(DetectSummary { folder, names, images, skipped, json })
+}
+
+/// Names of the classes: those of the weights; for weights without a description those of `--data`.
+fn class_names(
+    options: &DetectOptions,
+    loaded: &Loaded,
+    observer: &mut dyn Observer,
+) -> Result<Vec<String>, TrainError> {
+    let (own, nc) = (&loaded.fitted.names, loaded.fitted.model.nc);
+    let Some(yaml) = &options.data else { return Ok(own.clone()) };
+    if loaded.meta.is_some() {
+        observer.info(&format!("--data {}: class names come with the weights", yaml.display()));
+        return Ok(own.clone());
+    }
+    let names = image_set::load_dataset(yaml, observer)?.names;
+    if names.len() != nc {
+        return Err(TrainError::ClassCount {
+            weights: options.weights.clone(),
+            model: nc,
+            yaml: yaml.clone(),
+            data: names.len(),
+        });
+    }
+    Ok(names)
 }
 
 /// Refuses to write over a source, or where nothing can be written.

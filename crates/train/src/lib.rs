@@ -33,6 +33,7 @@ mod trainer;
 mod validate;
 mod work;
 
+pub use checkpoint::load_weights;
 pub use detection::detect;
 pub use error::TrainError;
 pub use observer::{Observer, Progress, Silent, TrainProgress};

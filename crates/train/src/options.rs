@@ -273,8 +273,10 @@ pub enum Task {
 pub struct ValOptions {
     /// Data YAML.
     pub data: PathBuf,
-    /// Weights file with model and class names inside.
+    /// Weights file.
     pub weights: PathBuf,
+    /// Model of weights that do not say which they belong to: a YAML file, or an embedded model by name.
+    pub cfg: Option<PathBuf>,
     pub batch_size: usize,
     /// Long side of the network input in pixels.
     pub imgsz: usize,
@@ -315,6 +317,7 @@ impl Default for ValOptions {
         Self {
             data: PathBuf::from("data/coco.yaml"),
             weights: PathBuf::from("yolo.safetensors"),
+            cfg: None,
             batch_size: 32,
             imgsz: 640,
             conf_thres: 0.001,
@@ -343,8 +346,12 @@ impl Default for ValOptions {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DetectOptions {
-    /// Weights file with model and class names inside.
+    /// Weights file.
     pub weights: PathBuf,
+    /// Model of weights that do not say which they belong to: a YAML file, or an embedded model by name.
+    pub cfg: Option<PathBuf>,
+    /// Data YAML whose class names stand in for those that the weights do not hold.
+    pub data: Option<PathBuf>,
     /// An image, a folder of images, or a pattern with `*`.
     pub source: String,
     /// Side of the network input in pixels, or height and width.
@@ -388,6 +395,8 @@ impl Default for DetectOptions {
     fn default() -> Self {
         Self {
             weights: PathBuf::from("yolo.safetensors"),
+            cfg: None,
+            data: None,
             source: "data/images".to_owned(),
             imgsz: vec![640],
             conf_thres: 0.25,

@@ -6,7 +6,7 @@ use crate::image_set;
 use crate::schedule::Decay;
 use crate::{Observer, Resume, TrainError, TrainOptions};
 use data::Dataset;
-use model::{Model, NamedTensors};
+use model::{Model, NamedTensors, Transfer};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -222,11 +222,9 @@ pub(crate) fn begin(
     let model = match (&options.cfg, &weights) {
         (Some(cfg), _) => Model::load(&cfg.to_string_lossy(), Some(nc))?,
         (None, Some((path, weights))) => {
-            let meta = weights.meta.as_ref().ok_or_else(|| TrainError::Checkpoint {
-                path: path.to_path_buf(),
-                message: "it does not say which model it belongs to; name one with --cfg".to_owned(),
-            })?;
-            Model::from_yaml(&meta.model, model::Source::Text(path.display().to_string()), meta.yaml.clone(), Some(nc))?
+            let what = path.display().to_string();
+            let meta = weights.meta.as_ref().ok_or(model::ModelError::NoDescription { what: what.clone() })?;
+            Model::from_yaml(&meta.model, model::Source::Text(what), meta.yaml.clone(), Some(nc))?
         }
         (None, None) => {
             let hint =
@@ -234,15 +232,13 @@ pub(crate) fn begin(
             return Err(TrainError::option("cfg", "neither a model nor weights are given", hint));
         }
     };
-    let mut tensors = model::init(&model, options.seed)?;
     let Some((path, weights)) = weights else {
+        let tensors = model::init(&model, options.seed)?;
         return Ok((model, tensors, format!("random weights, seed {}", options.seed)));
     };
-    if weights.meta.as_ref().is_some_and(|m| m.folded) {
-        let message = "its batch norms are folded: such weights can be run but not trained".to_owned();
-        return Err(TrainError::Checkpoint { path: path.clone(), message });
-    }
-    let report = tensors.transfer_from(&weights.tensors);
+    let Transfer { model, tensors, report, notes } =
+        model::transfer(model, &weights, options.seed, &path.display().to_string())?;
+    notes.iter().for_each(|note| observer.info(note));
     observer.info(&format!("{}: {report}", path.display()));
     if report.transferred == 0 {
         observer.warn(&format!("{}: nothing fits {}: training starts from random weights", path.display(), model.name));

@@ -76,7 +76,7 @@ impl Run {
         let dataset = image_set::load_dataset(&options.data, observer)?;
         let names = setup::class_names(&dataset, options.single_cls);
         let (model, start) = match &resumed {
-            Some((_, saved)) => (saved.meta.model()?, None),
+            Some((path, saved)) => (saved.model(path)?, None),
             None => {
                 let (model, tensors, origin) = setup::begin(&options, names.len(), observer)?;
                 (model, Some((tensors, origin)))

@@ -1,6 +1,6 @@
 //! Validation of a weight file.
 
-use crate::checkpoint::{HYP_KEY, load_weights, warn_not_finite};
+use crate::checkpoint::{HYP_KEY, load_fitted};
 use crate::device::Device;
 use crate::evaluate::{EvalSettings, Evaluation, Evaluator, evaluate};
 use crate::footprint::Room;
@@ -11,8 +11,8 @@ use crate::summary::ValSummary;
 use crate::table::{class_rows, table};
 use crate::{Observer, Task, TrainError, ValOptions, pictures, setup};
 use data::{Sample, Split};
-use model::weights::Weights;
-use model::{Model, NamedTensors};
+use model::Branches;
+use model::weights::WeightsMeta;
 use report::predictions::{CocoDetection, ImageIds, write_coco_json, write_yolo_rows, yolo_row};
 use std::path::Path;
 use std::sync::Arc;
@@ -31,9 +31,10 @@ const COMPLETE_CONF: f64 = 0.001;
 pub fn validate(options: &ValOptions, observer: &mut dyn Observer) -> Result<ValSummary, TrainError> {
     let device = Device::choose(&options.device, observer)?;
     check(options)?;
-    let weights = load_weights(&options.weights)?;
+    let loaded = load_fitted(&options.weights, options.cfg.as_deref(), observer)?;
+    let folded = loaded.fitted.fold()?;
+    let model = Arc::new(loaded.fitted.model);
     let dataset = image_set::load_dataset(&options.data, observer)?;
-    let model = Arc::new(model_of(&options.weights, &weights)?);
     let names = if options.single_cls { setup::class_names(&dataset, true) } else { dataset.names.clone() };
     if model.nc != dataset.nc() && !options.single_cls {
         return Err(TrainError::ClassCount {
@@ -43,8 +44,7 @@ pub fn validate(options: &ValOptions, observer: &mut dyn Observer) -> Result<Val
             data: dataset.nc(),
         });
     }
-    warn_not_finite(&options.weights, &weights.tensors, observer);
-    let trained = weights.meta.as_ref().map(|m| m.names.as_slice()).unwrap_or_default();
+    let trained = loaded.meta.as_ref().map(|m| m.names.as_slice()).unwrap_or_default();
     if let Some((i, (own, there))) = trained.iter().zip(&dataset.names).enumerate().find(|(_, (a, b))| a != b) {
         observer.warn(&format!("the weights call class {i} {own}, {} calls it {there}", options.data.display()));
     }
@@ -57,9 +57,12 @@ pub fn validate(options: &ValOptions, observer: &mut dyn Observer) -> Result<Val
     let wish = ScanWish { split, for_training: false, single_cls: options.single_cls, min_items: options.min_items };
     let (samples, report) = image_set::scan(&dataset, wish, observer)?;
 
-    // With several classes folded into one, the model's classes are not those of the labels.
-    let with_loss = !options.single_cls || model.nc == 1;
-    let loss = with_loss.then(|| loss_config(&model, &trained_with(&options.weights, &weights, observer)));
+    // With several classes folded into one, the model's classes are not those of the labels; and the loss of a dual
+    // model needs both branches.
+    let whole = loaded.fitted.branches == Branches::All || !model.has_aux();
+    let with_loss = (!options.single_cls || model.nc == 1) && whole;
+    let trained_with = || trained_with(&options.weights, loaded.meta.as_ref(), observer);
+    let loss = with_loss.then(trained_with).map(|hyp| loss_config(&model, &hyp));
     let mut evaluator = Evaluator::new(device, Arc::clone(&model), loss);
     let settings = EvalSettings {
         batch: options.batch_size,
@@ -76,7 +79,7 @@ pub fn validate(options: &ValOptions, observer: &mut dyn Observer) -> Result<Val
         evaluator.reserve(plan);
     }
     let folder = report::run_folder::create_run_folder(&options.project, &options.name, options.exist_ok)?;
-    evaluator.set_folded_weights(folded(&weights)?)?;
+    evaluator.set_folded_weights(folded)?;
     if options.conf_thres > COMPLETE_CONF {
         observer.warn(&format!(
             "--conf {} leaves weak predictions out: average precision comes out lower than at {COMPLETE_CONF}",
@@ -129,8 +132,8 @@ fn check(options: &ValOptions) -> Result<(), TrainError> {
 }
 
 /// The hyper-parameters of the run that wrote the weights.
-fn trained_with(path: &Path, weights: &Weights, observer: &mut dyn Observer) -> Hyp {
-    let Some(text) = weights.meta.as_ref().and_then(|meta| meta.extra.get(HYP_KEY)) else { return Hyp::default() };
+fn trained_with(path: &Path, meta: Option<&WeightsMeta>, observer: &mut dyn Observer) -> Hyp {
+    let Some(text) = meta.and_then(|meta| meta.extra.get(HYP_KEY)) else { return Hyp::default() };
     match Hyp::parse(&path.display().to_string(), text) {
         Ok((hyp, _)) => hyp,
         Err(problem) => {
@@ -151,23 +154,6 @@ pub(crate) fn check_thresholds(conf: f64, iou: f64, max_det: usize) -> Result<()
         return Err(TrainError::option("max-det", "must be at least 1", None));
     }
     Ok(())
-}
-
-/// The model that a weight file describes, with tensors that fit it.
-pub(crate) fn model_of(path: &Path, weights: &Weights) -> Result<Model, TrainError> {
-    let meta = weights.meta.as_ref().ok_or_else(|| TrainError::Checkpoint {
-        path: path.to_path_buf(),
-        message: "it does not say which model it belongs to: it was not written by this program".to_owned(),
-    })?;
-    Ok(meta.model()?)
-}
-
-/// Folded tensors of a weight file.
-pub(crate) fn folded(weights: &Weights) -> Result<NamedTensors, TrainError> {
-    match &weights.meta {
-        Some(meta) if meta.folded => Ok(weights.tensors.clone()),
-        _ => Ok(model::fold(&weights.tensors)?),
-    }
 }
 
 fn save(options: &ValOptions, folder: &Path, samples: &[Sample], evaluation: &Evaluation) -> Result<(), TrainError> {

@@ -14,6 +14,12 @@ pub struct DetectArgs {
     /// Weights, such as runs/train/exp/weights/best.safetensors
     #[arg(long, value_name = "FILE", num_args = 1.., default_value = "yolo.safetensors")]
     weights: Vec<String>,
+    /// Model of weights that do not say which they belong to: a YAML file, or a built-in one by name
+    #[arg(long, value_name = "FILE", default_value = "", hide_default_value = true)]
+    cfg: String,
+    /// Data YAML with names of classes, for weights that hold none
+    #[arg(long, value_name = "FILE", default_value = "", hide_default_value = true)]
+    data: String,
     /// An image, a folder, or a pattern such as 'photos/*.jpg'
     #[arg(long, default_value = "data/images")]
     source: String,
@@ -86,7 +92,6 @@ struct NotHere;
 
 impl Table for NotHere {
     const FLAGS: &'static [Flag] = &[
-        Flag::ignored("data", Values::One, "class names come with the weights"),
         Flag::ignored("half", Values::None, "the CPU computes in single precision"),
         Flag::ignored("dnn", Values::None, "weights are run by this program, whatever the format"),
         Flag::ignored("view-img", Values::None, "no window is opened; look at the pictures in the folder"),
@@ -111,6 +116,8 @@ pub fn run(args: DetectArgs) -> Result<(), Failure> {
     args.reference.answer()?;
     let options = DetectOptions {
         weights: values::one_weights_file(args.weights)?,
+        cfg: values::optional_path(&args.cfg),
+        data: values::optional_path(&args.data),
         source: args.source,
         imgsz: args.imgsz,
         conf_thres: args.conf_thres,

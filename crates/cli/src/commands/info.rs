@@ -10,6 +10,9 @@ use std::path::Path;
 pub struct InfoArgs {
     /// A built-in model such as yolov9-s, a model YAML, or a weight file
     model: String,
+    /// Model of a weight file that does not say which it belongs to
+    #[arg(long, value_name = "MODEL")]
+    cfg: Option<String>,
     /// Side of the network input in pixels, or height and width
     #[arg(long, visible_aliases = ["img", "img-size"], value_name = "PIXELS", num_args = 1..=2, default_values_t = [640])]
     imgsz: Vec<usize>,
@@ -34,19 +37,16 @@ pub fn run(args: &InfoArgs) -> Result<(), Failure> {
 
 fn load(args: &InfoArgs) -> Result<Model, Failure> {
     let path = Path::new(&args.model);
-    if path.extension().is_none_or(|e| e != "safetensors") {
+    let yaml = path.extension().is_some_and(|e| e == "yaml" || e == "yml");
+    if yaml || !path.is_file() {
         return Ok(Model::load(&args.model, args.nc)?);
     }
     if args.nc.is_some() {
         let hint = "leave --nc out, or name a model YAML";
         return Err(Failure::usage("--nc: weights have the number of classes that they were trained for", hint));
     }
-    let weights = model::weights::load(path)?;
-    match weights.meta {
-        Some(meta) => Ok(meta.model()?),
-        None => Err(Failure::new(
-            format!("{}: the file does not say which model it belongs to", path.display()),
-            Some("files written by this program do; name a model YAML instead".to_owned()),
-        )),
-    }
+    let weights = train::load_weights(path)?;
+    let fitted = model::fit(&weights, args.cfg.as_deref(), &args.model)?;
+    fitted.notes.iter().for_each(|note| out(note));
+    Ok(fitted.model)
 }

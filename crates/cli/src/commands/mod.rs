@@ -1,5 +1,6 @@
 //! One file a command: its flags, and what it prints.
 
+pub mod convert_weights;
 pub mod demo;
 pub mod detect;
 pub mod info;
@@ -21,6 +22,7 @@ pub fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Train(args) => train::run(*args, arguments.given),
         Command::Val(args) => val::run(*args),
         Command::Detect(args) => detect::run(*args),
+        Command::ConvertWeights(args) => convert_weights::run(args),
         Command::Info(args) => info::run(&args),
         Command::Demo(args) => demo::run(&args),
     }

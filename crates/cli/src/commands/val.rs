@@ -17,6 +17,9 @@ pub struct ValArgs {
     /// Weights, such as runs/train/exp/weights/best.safetensors
     #[arg(long, value_name = "FILE", num_args = 1.., default_value = "yolo.safetensors")]
     weights: Vec<String>,
+    /// Model of weights that do not say which they belong to: a YAML file, or a built-in one by name
+    #[arg(long, value_name = "FILE", default_value = "", hide_default_value = true)]
+    cfg: String,
     /// Images a step
     #[arg(long, visible_alias = "batch", value_name = "N", default_value_t = 32)]
     batch_size: usize,
@@ -124,6 +127,7 @@ fn options(args: ValArgs) -> Result<ValOptions, Failure> {
     Ok(ValOptions {
         data: args.data,
         weights: values::one_weights_file(args.weights)?,
+        cfg: values::optional_path(&args.cfg),
         batch_size: args.batch_size,
         imgsz: args.imgsz,
         conf_thres: args.conf_thres,

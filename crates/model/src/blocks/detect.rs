@@ -27,26 +27,43 @@ pub(crate) struct Tower {
     pub inputs: Range<usize>,
     pub channels: Vec<usize>,
     pub strides: Vec<usize>,
+    pub hidden: Hidden,
     nc: usize,
 }
 
-impl Tower {
-    /// Hidden width of the box tower: `max(ch0 / 4, 64, 16)` rounded up to a multiple of 4.
-    fn box_width(&self) -> usize {
-        (self.channels[0] / 4).max(BOX_CHANNELS).max(REG_MAX).next_multiple_of(4)
-    }
+/// Inner sizes of a branch's towers, the same on all of its levels. A row has the rule's; weights may have others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Hidden {
+    pub box_width: usize,
+    pub class_width: usize,
+    /// Groups of the box tower's second and last convolution.
+    pub box_groups: [usize; 2],
+}
 
-    /// Hidden width of the class tower: `max(ch0, min(2 nc, 128))`.
-    fn class_width(&self) -> usize {
-        self.channels[0].max((2 * self.nc).min(128))
+impl Hidden {
+    /// Boxes: `max(ch0 / 4, 64, 16)` rounded up to a multiple of 4, in four groups, one a side. Classes:
+    /// `max(ch0, min(2 nc, 128))`. `ch0` are the channels of the branch's first level.
+    pub fn by_rule(first_channels: usize, nc: usize) -> Self {
+        Self {
+            box_width: (first_channels / 4).max(BOX_CHANNELS).max(REG_MAX).next_multiple_of(4),
+            class_width: first_channels.max((2 * nc).min(128)),
+            box_groups: [4, 4],
+        }
+    }
+}
+
+impl Tower {
+    /// The sizes that the description asks for.
+    pub fn rule(&self) -> Hidden {
+        Hidden::by_rule(self.channels[0], self.nc)
     }
 
     fn declare(&self, cx: &mut BlockContext<'_>, name: &str) -> Result<Vec<Level>> {
-        let by_side = |attrs: ConvAttrs| ConvAttrs { groups: 4, ..attrs };
-        let (boxes, classes) = (self.box_width(), self.class_width());
+        let grouped = |attrs: ConvAttrs, groups: usize| ConvAttrs { groups, ..attrs };
+        let Hidden { box_width: boxes, class_width: classes, box_groups: [middle, end] } = self.hidden;
         let mut towers = Vec::with_capacity(2 * self.channels.len());
         let kinds = [
-            (self.boxes, boxes, by_side(square(1)), by_side(pointwise()), BOX_CHANNELS),
+            (self.boxes, boxes, grouped(square(1), middle), grouped(pointwise(), end), BOX_CHANNELS),
             (self.classes, classes, square(1), pointwise(), self.nc),
         ];
         for (part, width, middle, end, out) in kinds {
@@ -117,8 +134,9 @@ fn tower_of(row: &RowContext<'_>, (name, boxes, classes, dfl): Names, inputs: Ra
         return Err(row.error(format!("a branch has 1 to {MAX_LEVELS} levels, this one {}", inputs.len())));
     }
     let levels = row.inputs[inputs.clone()].iter().map(|f| row.plain(f)).collect::<Result<Vec<_>>>()?;
-    let (channels, strides) = levels.iter().map(|f| (f.channels, f.stride)).unzip();
-    Ok(Tower { name, boxes, classes, dfl, inputs, channels, strides, nc })
+    let (channels, strides): (Vec<usize>, _) = levels.iter().map(|f| (f.channels, f.stride)).unzip();
+    let hidden = Hidden::by_rule(channels[0], nc);
+    Ok(Tower { name, boxes, classes, dfl, inputs, channels, strides, hidden, nc })
 }
 
 impl DetectHead {

@@ -20,8 +20,8 @@ mod sppelan;
 mod upsample;
 
 pub(crate) use context::{BlockContext, Feature, RowContext};
-pub(crate) use detect::DetectHead;
 pub use detect::{BOX_CHANNELS, REG_MAX};
+pub(crate) use detect::{DetectHead, Hidden, Tower};
 
 use crate::error::Result;
 use graph::TensorId;

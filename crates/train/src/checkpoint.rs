@@ -221,18 +221,22 @@ fn describe(meta: &mut WeightsMeta, state: &RunState, epochs: usize) {
 ///
 /// # Errors
 /// As [`load_weights`]; weights that fill no model.
-pub fn load_fitted(path: &Path, cfg: Option<&Path>, observer: &mut dyn crate::Observer) -> Result<Loaded, TrainError> {
+pub fn load_fitted(
+    path: &Path,
+    cfg: Option<&Path>,
+    observer: &mut dyn crate::Observer,
+) -> Result<LoadedWeights, TrainError> {
     let weights = load_weights(path)?;
     warn_not_finite(path, &weights.tensors, observer);
     let cfg = cfg.map(|cfg| cfg.to_string_lossy().into_owned());
     let fitted = model::fit(&weights, cfg.as_deref(), &path.display().to_string())?;
     fitted.notes.iter().for_each(|note| observer.info(note));
-    Ok(Loaded { meta: weights.meta, fitted })
+    Ok(LoadedWeights { meta: weights.meta, fitted })
 }
 
 /// A weight file whose model is found.
 #[derive(Debug)]
-pub struct Loaded {
+pub struct LoadedWeights {
     /// `None` for files without a description.
     pub meta: Option<WeightsMeta>,
     pub fitted: model::Fitted,

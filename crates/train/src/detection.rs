@@ -1,6 +1,6 @@
 //! Detection on pictures.
 
-use crate::checkpoint::{Loaded, load_fitted};
+use crate::checkpoint::{LoadedWeights, load_fitted};
 use crate::device::Device;
 use crate::evaluate::{Evaluator, to_original};
 use crate::footprint::Room;
@@ -136,7 +136,7 @@ pub fn detect(options: &DetectOptions, observer: &mut dyn Observer) -> Result<De
 /// Names of the classes: those of the weights; for weights without a description those of `--data`.
 fn class_names(
     options: &DetectOptions,
-    loaded: &Loaded,
+    loaded: &LoadedWeights,
     observer: &mut dyn Observer,
 ) -> Result<Vec<String>, TrainError> {
     let (own, nc) = (&loaded.fitted.names, loaded.fitted.model.nc);

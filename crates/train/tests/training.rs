@@ -117,7 +117,8 @@ fn single_branch_with_rectangles_one_class_and_frozen_layers_trains() {
     std::fs::write(&cfg, single).unwrap();
     let options = TrainOptions { rect: true, single_cls: true, freeze: vec![1, 2], min_items: 1, ..options };
     let last = trained(&options);
-    let model = model::weights::load(&last).unwrap().meta.unwrap().model().unwrap();
+    let meta = model::weights::load(&last).unwrap().meta.unwrap();
+    let model = model::Model::from_yaml(&meta.model, model::Source::Text("last".into()), meta.yaml, Some(meta.nc)).unwrap();
     assert_eq!((model.nc, model.has_aux()), (1, false));
     let (start, end) = (model::init(&model, 0).unwrap(), tensors(&last));
     let moved = |name: &str| start.get(name).unwrap() != end.get(&format!("resume/weights/{name}")).unwrap();

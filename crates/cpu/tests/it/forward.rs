@@ -6,16 +6,20 @@ use detect::external::LevelTensors;
 use graph::{
     CompileOptions, DType, Executor, GraphBuilder, OptimizerKind, Precision, Region, Shape, StateSpec, compile,
 };
-use model::{Branches, BuildOptions, Mode};
+use model::{Branches, BuildOptions, Mode, Model, NamedTensors};
 use std::sync::Arc;
-use testkit::assert_close;
+use testkit::{Array, assert_close};
 
 const SIZE: [usize; 3] = [2, 128, 160];
 
 /// Folded predictions, (image, 4 + nc, anchor) as the fixtures hold them, one entry a branch.
 fn predictions(case: &str, branches: Branches) -> Vec<(&'static str, Vec<f64>)> {
     let model = load(case);
-    let tensors = model::fold(&filled(&model, case)).expect("folds");
+    predict(&model, &model::fold(&filled(&model, case)).expect("folds"), branches)
+}
+
+/// [`predictions`] of given folded tensors.
+pub fn predict(model: &Model, tensors: &NamedTensors, branches: Branches) -> Vec<(&'static str, Vec<f64>)> {
     let [batch, h, w] = SIZE;
     let mut b = GraphBuilder::new();
     let images = b.input("images", Shape::new(batch, h, w, 3), DType::U8);
@@ -58,15 +62,19 @@ fn predictions(case: &str, branches: Branches) -> Vec<(&'static str, Vec<f64>)> 
 fn check(case: &str, box_px: f64) {
     let expected = testkit::arrays(&format!("models/{case}.safetensors"));
     for (name, got) in predictions(case, Branches::All) {
-        let want = &expected[&format!("pred_{name}")];
-        let (columns, anchors) = (want.shape[1], want.shape[2]);
-        for image in 0..2 {
-            let at = image * columns * anchors;
-            let boxes = at..at + 4 * anchors;
-            let scores = at + 4 * anchors..at + columns * anchors;
-            assert_close(&format!("{case} {name} boxes"), &got[boxes.clone()], &want.data[boxes], box_px, 0.0);
-            assert_close(&format!("{case} {name} scores"), &got[scores.clone()], &want.data[scores], 2e-4, 1e-3);
-        }
+        compare(&format!("{case} {name}"), &got, &expected[&format!("pred_{name}")], box_px);
+    }
+}
+
+/// Holds predictions against a fixture's.
+pub fn compare(what: &str, got: &[f64], want: &Array, box_px: f64) {
+    let (columns, anchors) = (want.shape[1], want.shape[2]);
+    for image in 0..2 {
+        let at = image * columns * anchors;
+        let boxes = at..at + 4 * anchors;
+        let scores = at + 4 * anchors..at + columns * anchors;
+        assert_close(&format!("{what} boxes"), &got[boxes.clone()], &want.data[boxes], box_px, 0.0);
+        assert_close(&format!("{what} scores"), &got[scores.clone()], &want.data[scores], 2e-4, 1e-3);
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod allocations;
 mod budget;
+mod checkpoints;
 mod common;
 mod forward;
 mod gradients;

@@ -8,6 +8,8 @@ use crate::error::{Error, Result};
 
 /// Longest part of a name in bytes: file systems allow 255, and a number may be appended.
 const MAX_NAME: usize = 200;
+/// Longest name in bytes with the folders in it: systems allow 4096 for a whole path, some less.
+const MAX_PATH: usize = 1000;
 
 /// Refuses names that cannot be a folder below the project: empty ones, `.` and `..`, absolute ones, ones with control characters and ones that
 /// are too long. Names inside of a folder, such as `sub/exp`, are fine.
@@ -18,6 +20,9 @@ pub fn check_run_name(name: &str) -> Result<()> {
     let refuse = |reason| Err(Error::BadRunName { name: name.chars().take(60).collect(), reason });
     if name.trim().is_empty() {
         return refuse("it is empty");
+    }
+    if name.len() > MAX_PATH {
+        return refuse("it is longer than 1000 bytes");
     }
     if name.chars().any(char::is_control) {
         return refuse("it holds a control character");

@@ -159,6 +159,32 @@ fn weights_alone_decide_the_validation_loss_not_the_smoothing_they_learnt_with()
 }
 
 #[test]
+fn gains_positive_weight_and_focal_exponent_reach_the_loss_and_what_anchors_need_does_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = data_set(folder.path(), 3, 1);
+    // One batch of initial weights: losses of the first epoch differ by the hyper-parameters alone.
+    let options = TrainOptions { epochs: 1, noval: true, ..tiny(folder.path(), &data, "gains") };
+    let losses = |lines: &str| {
+        let hyp = write_hyp(&options, lines);
+        let row = results(&finished(&TrainOptions { hyp, ..options.clone() }).folder).remove(0);
+        (row[1], row[2], row[3])
+    };
+    let plain = losses("");
+    let (weighted, focal) = (losses("cls_pw: 3\n"), losses("fl_gamma: 1.5\n"));
+    assert!(weighted.1 > plain.1 && focal.1 < 0.8 * plain.1, "{plain:?} {weighted:?} {focal:?}");
+    assert_eq!([(weighted.0, weighted.2), (focal.0, focal.2)], [(plain.0, plain.2); 2]);
+    let doubled = losses("box: 10\ncls: 1\ndfl: 3\n");
+    testkit::assert_close(
+        "gains",
+        &[doubled.0, doubled.1, doubled.2],
+        &[2.0 * plain.0, 2.0 * plain.1, 2.0 * plain.2],
+        0.0,
+        1e-4,
+    );
+    assert_eq!(losses("obj: 9\nobj_pw: 9\niou_t: 0.9\nanchor_t: 9\n"), plain);
+}
+
+#[test]
 fn each_shape_of_the_decay_reaches_the_table() {
     let folder = tempfile::tempdir().unwrap();
     let data = data_set(folder.path(), 3, 1);

@@ -21,9 +21,11 @@ fn checkpoints_predict_as_the_reference_does() {
     std::fs::create_dir_all(&folder).unwrap();
     let cfg = folder.join("yolov9-micro.yaml");
     std::fs::write(&cfg, read("checkpoint").meta.expect("a description").yaml).unwrap();
-    for (name, key, cfg) in
-        [("stripped", "stripped", None), ("state_dict", "state_dict", Some(cfg.to_str().unwrap())), ("converted-gelan", "converted", None)]
-    {
+    for (name, key, cfg) in [
+        ("stripped", "stripped", None),
+        ("state_dict", "state_dict", Some(cfg.to_str().unwrap())),
+        ("converted-gelan", "converted", None),
+    ] {
         let fitted = fit(&read(name), cfg, name).unwrap_or_else(|e| panic!("{e}"));
         for (branch, got) in predict(&fitted.model, &fitted.fold().unwrap(), Branches::All) {
             compare(&format!("{name} {branch}"), &got, &expected[&format!("{key}_pred_{branch}")], 0.05);

@@ -57,6 +57,7 @@ impl Run {
             // The best first: were the run killed in between, the older last would do this epoch again.
             self.save_best()?;
             checkpoint::save_last(&self.last(), &self.model, &self.names, &self.state, &tensors)?;
+            self.wrote_last = true;
             let period = usize::try_from(self.state.options.save_period).unwrap_or(0);
             if period > 0 && epoch.is_multiple_of(period) {
                 let path = self.folder.join("weights").join(format!("epoch{epoch}.safetensors"));
@@ -86,6 +87,7 @@ impl Run {
         self.save_best()?;
         let tensors = self.tensors()?;
         checkpoint::save_last(&self.last(), &self.model, &self.names, &self.state, &tensors)?;
+        self.wrote_last = true;
         Ok(self.summary(TrainEnd::Interrupted))
     }
 
@@ -120,7 +122,7 @@ impl Run {
         TrainSummary {
             folder: self.folder.clone(),
             last: there(self.last()),
-            best: there(self.best()),
+            best: there(self.best()).filter(|_| self.state.stopping.seen),
             epochs: self.state.epoch,
             end,
             metrics: self.state.best,

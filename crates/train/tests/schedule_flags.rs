@@ -239,7 +239,9 @@ fn one_number_freezes_the_first_layers_whose_running_statistics_still_move() {
     let data = data_set(folder.path(), 3, 1);
     let options = TrainOptions { freeze: vec![2], epochs: 3, noval: true, ..tiny(folder.path(), &data, "freeze") };
     let last = finished(&options).last.unwrap();
-    let model = model::weights::load(&last).unwrap().meta.unwrap().model().unwrap();
+    let meta = model::weights::load(&last).unwrap().meta.unwrap();
+    let model =
+        model::Model::from_yaml(&meta.model, model::Source::Text("last".into()), meta.yaml, Some(meta.nc)).unwrap();
     let (start, end) = (model::init(&model, 0).unwrap(), tensors(&last));
     let moved = |name: &str| start.get(name).unwrap() != end.get(&format!("resume/weights/{name}")).unwrap();
     for name in ["model.0.conv.weight", "model.1.conv.weight", "model.1.bn.bias"] {

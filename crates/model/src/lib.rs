@@ -10,6 +10,8 @@ pub mod fold;
 pub mod info;
 pub mod init;
 mod model;
+mod number;
+pub mod pytorch;
 mod state;
 pub mod weights;
 mod yaml;

@@ -69,3 +69,9 @@ impl Error {
         move |source| Error::Io { action, path, source }
     }
 }
+
+impl From<files::WriteError> for Error {
+    fn from(e: files::WriteError) -> Self {
+        Error::Io { action: e.action, path: e.path, source: e.source }
+    }
+}

@@ -16,7 +16,6 @@ use graph::{Executor, ParamGroup, ParamLayout, Region};
 use model::weights::{self, Weights, WeightsMeta};
 use model::{Model, NamedTensors, StateEntry, StateKind};
 use serde::{Deserialize, Serialize};
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 /// Start of the names of tensors that only a resumed run reads.
@@ -227,6 +226,7 @@ pub fn load_fitted(
     observer: &mut dyn crate::Observer,
 ) -> Result<LoadedWeights, TrainError> {
     let weights = load_weights(path)?;
+    weights.notes.iter().for_each(|note| observer.info(note));
     warn_not_finite(path, &weights.tensors, observer);
     let cfg = cfg.map(|cfg| cfg.to_string_lossy().into_owned());
     let fitted = model::fit(&weights, cfg.as_deref(), &path.display().to_string())?;
@@ -252,7 +252,7 @@ pub fn load_weights(path: &Path) -> Result<Weights, TrainError> {
     for (name, tensor) in loaded.tensors.iter().filter(|(name, _)| !name.starts_with(RESUME)) {
         tensors.insert(name, tensor.dims.clone(), tensor.values.clone())?;
     }
-    Ok(Weights { tensors, meta: loaded.meta })
+    Ok(Weights { tensors, meta: loaded.meta, notes: loaded.notes })
 }
 
 fn load_any(path: &Path) -> Result<Weights, TrainError> {
@@ -260,13 +260,6 @@ fn load_any(path: &Path) -> Result<Weights, TrainError> {
         let hint = "weights come out of training (runs/train/NAME/weights/best.safetensors); files of other programs \
                     must be safetensors with the reference's tensor names";
         return Err(TrainError::Missing { what: "the weight file", path: path.to_path_buf(), hint: Some(hint.into()) });
-    }
-    // What a file holds decides, not its name: a zip archive or a bare pickle is PyTorch's.
-    let mut start = [0; 4];
-    let read = std::fs::File::open(path).and_then(|mut f| f.read(&mut start)).map_err(TrainError::io("read", path))?;
-    if start == *b"PK\x03\x04" || (read > 1 && start[0] == 0x80 && start[1] < 6) {
-        let message = "PyTorch checkpoints cannot be read yet; safetensors files can".to_owned();
-        return Err(TrainError::Checkpoint { path: path.to_path_buf(), message });
     }
     weights::load(path).map_err(|e| match e {
         model::ModelError::Truncated { path, have, need } => TrainError::Truncated { path, have, need },
@@ -288,7 +281,7 @@ impl Checkpoint {
     /// # Errors
     /// Averaged weights that do not fill it.
     pub fn model(&self, path: &Path) -> Result<Model, TrainError> {
-        let weights = Weights { tensors: self.tensors.ema.clone(), meta: Some(self.meta.clone()) };
+        let weights = Weights { tensors: self.tensors.ema.clone(), meta: Some(self.meta.clone()), notes: Vec::new() };
         Ok(model::fit(&weights, None, &path.display().to_string())?.model)
     }
 }

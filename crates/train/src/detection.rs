@@ -151,7 +151,7 @@ fn class_names(
         observer.info(&format!("--data {}: class names come with the weights", yaml.display()));
         return Ok(own.clone());
     }
-    let names = image_set::load_dataset(yaml, observer)?.names;
+    let names = image_set::load_class_names(yaml, observer)?;
     if names.len() != nc {
         return Err(TrainError::ClassCount {
             weights: options.weights.clone(),

@@ -47,6 +47,14 @@ pub(crate) fn load_dataset(yaml: &Path, observer: &mut dyn Observer) -> Result<D
     Ok(dataset)
 }
 
+/// Names of the classes in a data YAML.
+///
+/// # Errors
+/// No such file, or what is wrong with it.
+pub fn load_class_names(yaml: &Path, observer: &mut dyn Observer) -> Result<Vec<String>, TrainError> {
+    Ok(load_dataset(yaml, observer)?.names)
+}
+
 /// Scans one part of a data set and tells what was found.
 pub(crate) fn scan(
     dataset: &Dataset,

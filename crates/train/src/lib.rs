@@ -36,6 +36,7 @@ mod work;
 pub use checkpoint::load_weights;
 pub use detection::detect;
 pub use error::TrainError;
+pub use image_set::load_class_names;
 pub use observer::{Observer, Progress, Silent, TrainProgress};
 pub use options::{
     Cache, DetectOptions, LrScale, Optimizer, Partners, Precision, Resume, Task, TrainOptions, ValOptions,

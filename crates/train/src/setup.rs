@@ -300,6 +300,7 @@ pub(crate) fn begin(
         None => None,
     };
     if let Some((path, weights)) = &weights {
+        weights.notes.iter().for_each(|note| observer.info(note));
         checkpoint::warn_not_finite(path, &weights.tensors, observer);
     }
     let model = match (&options.cfg, &weights) {

@@ -68,7 +68,7 @@ fn a_training_checkpoint_gives_its_averaged_weights() {
     let want = expectation("checkpoint-micro-nc3");
     let weights = weights::load(&checkpoint("checkpoint-micro-nc3")).unwrap();
     compare(&weights.tensors, &want["ema"], "checkpoint-micro");
-    check_meta(&weights, &want, "checkpoint-micro-nc3", "ema");
+    check_meta(&weights, &want, "yolov9-micro", "ema");
     assert_eq!(weights.notes, ["the averaged weights (ema) of epoch 3 are taken"]);
     // Which are not the raw ones.
     let raw = &want["model"]["model.0.conv.weight"][2];
@@ -77,13 +77,11 @@ fn a_training_checkpoint_gives_its_averaged_weights() {
 
 #[test]
 fn a_stripped_checkpoint_gives_its_model() {
-    for (name, description) in
-        [("stripped-micro-nc3", "stripped-micro-nc3"), ("converted-gelan-micro-nc3", "converted-gelan-micro-nc3")]
-    {
+    for (name, model) in [("stripped-micro-nc3", "yolov9-micro"), ("converted-gelan-micro-nc3", "gelan-micro")] {
         let want = expectation(name);
         let weights = weights::load(&checkpoint(name)).unwrap();
         compare(&weights.tensors, &want["model"], name);
-        check_meta(&weights, &want, description, "model");
+        check_meta(&weights, &want, model, "model");
         assert_eq!(weights.notes, ["the weights under 'model' are taken"]);
     }
 }
@@ -101,7 +99,7 @@ fn storages_shared_between_model_and_average_are_read_for_both() {
     let want = expectation("checkpoint-yolov9-t-nc3");
     let weights = weights::load(&path).unwrap();
     compare(&weights.tensors, &want["ema"], "checkpoint-yolov9-t");
-    check_meta(&weights, &want, "checkpoint-yolov9-t-nc3", "ema");
+    check_meta(&weights, &want, "yolov9-t", "ema");
     // The embedded description makes the same state dict.
     let model = Model::load("yolov9-t", Some(3)).unwrap();
     weights.tensors.check(&model.training_state().unwrap(), "the checkpoint").unwrap();

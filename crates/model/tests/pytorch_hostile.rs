@@ -9,11 +9,14 @@ use tempfile::TempDir;
 use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipArchive, ZipWriter};
 
-/// The outcome of a read, which must come within a second.
+/// Far above the second that a read may take, as tests share their machine with others.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// The outcome of a read, which must come soon.
 fn load(path: &Path) -> Result<Weights, String> {
     let start = Instant::now();
     let outcome = weights::load(path).map_err(|e| e.to_string());
-    assert!(start.elapsed() < Duration::from_secs(1), "{:?} for {:?}", start.elapsed(), outcome.err());
+    assert!(start.elapsed() < LIMIT, "{:?} for {:?}", start.elapsed(), outcome.err());
     if let Err(message) = &outcome {
         assert!(message.starts_with(&path.display().to_string()), "{message}");
     }
@@ -117,7 +120,10 @@ fn calls_that_would_do_harm_are_refused_by_name() {
     let root =
         [b"\x80\x02}(".to_vec(), text("f"), method, text("w"), tensor("FloatStorage", 4, 0, &[4], &[1])].concat();
     let path = folder.file(&archive(&[("data.pkl", &[&root[..], b"u."].concat()), ("data/0", &[0; 16])]));
-    assert_eq!(load(&path).unwrap().notes, ["1 entries that are no tensors are left out"]);
+    assert_eq!(
+        load(&path).unwrap().notes,
+        ["entries that are no tensors are left out: 1", "it holds a state dict without the model's description"]
+    );
 }
 
 #[test]

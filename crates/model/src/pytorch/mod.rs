@@ -61,7 +61,7 @@ fn notes(values: &Values, root: Id, taken: &Taken) -> Vec<String> {
         None => {}
     }
     if taken.skipped > 0 {
-        notes.push(format!("{} entries that are no tensors are left out", taken.skipped));
+        notes.push(format!("entries that are no tensors are left out: {}", taken.skipped));
     }
     notes
 }

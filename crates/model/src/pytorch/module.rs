@@ -11,7 +11,7 @@ const MAX_DEPTH: usize = 64;
 /// Longest name of a tensor, in bytes.
 const MAX_NAME: usize = 1024;
 /// Most entries looked at in a walk.
-const MAX_WORK: usize = 1 << 25;
+const MAX_WORK: usize = 1 << 22;
 
 /// Keys that hold weights, the preferred first: the average is what the reference validates and publishes.
 const PARTS: [&str; 4] = ["ema", "model", "state_dict", "model_state_dict"];

@@ -36,7 +36,9 @@ mod work;
 pub use detection::detect;
 pub use error::TrainError;
 pub use observer::{Observer, Progress, Silent, TrainProgress};
-pub use options::{Cache, DetectOptions, Optimizer, Partners, Precision, Resume, Task, TrainOptions, ValOptions};
+pub use options::{
+    Cache, DetectOptions, Optimizer, Partners, Precision, Resume, Task, TrainOptions, ValOptions, Workers,
+};
 pub use summary::{ClassMetrics, DetectSummary, FoundBox, FoundImage, Metrics, TrainEnd, TrainSummary, ValSummary};
 pub use trainer::run;
 pub use validate::validate;

@@ -42,11 +42,13 @@ pub struct TrainOptions {
     pub device: String,
     /// Sizes between half and one and a half of `imgsz`.
     pub multi_scale: bool,
+    /// Images of rare and badly found classes are drawn more often.
+    pub image_weights: bool,
     /// All classes are one.
     pub single_cls: bool,
     pub optimizer: Optimizer,
-    /// Threads that load images: at least one, at most as many as the machine has.
-    pub workers: usize,
+    /// Threads that load images.
+    pub workers: Workers,
     /// Folder of runs.
     pub project: PathBuf,
     /// Name of the run; a number is appended where it is taken.
@@ -81,6 +83,9 @@ pub struct TrainOptions {
     /// Bytes of memory that the run may take; `None` asks the system.
     #[serde(skip)]
     pub memory_available: Option<u64>,
+    /// Folder of the pictures of [`Cache::Disk`]; `None` takes `pictures` in the user's cache folder.
+    #[serde(skip)]
+    pub picture_folder: Option<PathBuf>,
     /// Long names of the flags that the user gave, such as `batch-size`. `--resume` needs them to tell a wish from
     /// a default.
     #[serde(skip)]
@@ -105,9 +110,10 @@ impl Default for TrainOptions {
             cache: Cache::None,
             device: String::new(),
             multi_scale: false,
+            image_weights: false,
             single_cls: false,
             optimizer: Optimizer::Sgd,
-            workers: 8,
+            workers: Workers::default(),
             project: PathBuf::from("runs/train"),
             name: "exp".to_owned(),
             exist_ok: false,
@@ -124,6 +130,7 @@ impl Default for TrainOptions {
             partners: Partners::default(),
             memory_budget: None,
             memory_available: None,
+            picture_folder: None,
             given: Vec::new(),
         }
     }
@@ -147,8 +154,79 @@ pub enum Cache {
     None,
     /// As many as fit into four fifths of the free memory.
     Ram,
-    /// As `Ram`, with a warning: nothing is kept on disk yet.
+    /// All of them in files in the user's cache folder, also for later runs. In memory as without a wish.
     Disk,
+    /// Those of the validation in memory, as many as fit; those of the training as without a wish.
+    Val,
+}
+
+/// Threads that load images. Speed only: results do not depend on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "WorkersText", into = "WorkersText")]
+pub enum Workers {
+    /// As many as suit the machine and the device.
+    Auto,
+    /// At least one, at most as many as the machine has cores.
+    Count(usize),
+}
+
+impl Default for Workers {
+    fn default() -> Self {
+        Self::Count(8)
+    }
+}
+
+impl fmt::Display for Workers {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Count(count) => write!(f, "{count}"),
+        }
+    }
+}
+
+impl FromStr for Workers {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match (text, text.parse()) {
+            ("auto", _) => Ok(Self::Auto),
+            (_, Ok(count)) => Ok(Self::Count(count)),
+            _ => Err(format!("'{text}' is neither a number nor auto")),
+        }
+    }
+}
+
+/// [`Workers`] in files: a number, or the word.
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum WorkersText {
+    Count(usize),
+    Word(AutoWord),
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum AutoWord {
+    Auto,
+}
+
+impl From<WorkersText> for Workers {
+    fn from(text: WorkersText) -> Self {
+        match text {
+            WorkersText::Count(count) => Self::Count(count),
+            WorkersText::Word(AutoWord::Auto) => Self::Auto,
+        }
+    }
+}
+
+impl From<Workers> for WorkersText {
+    fn from(workers: Workers) -> Self {
+        match workers {
+            Workers::Count(count) => Self::Count(count),
+            Workers::Auto => Self::Word(AutoWord::Auto),
+        }
+    }
 }
 
 /// Where the other pictures of a mosaic or mixup come from.

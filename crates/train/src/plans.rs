@@ -215,7 +215,20 @@ impl PlanCache {
         if let Some(plan) = self.plans.get(&shape).filter(|p| p.max_boxes() >= boxes) {
             return Ok(plan.clone());
         }
-        let compiled = compile(model, executor.backend(), settings, shape, boxes)?;
+        let mut compiled = compile(model, executor.backend(), settings, shape, boxes)?;
+        let room = executor.arena_bytes();
+        if let Some(training) = settings.training.as_ref().filter(|_| compiled.plan.memory().arena > room) {
+            // The arena was announced and stays as it is: a smaller input whose tensors lie less favourably computes
+            // parts twice rather than to make it grow.
+            let training = TrainingSettings { recompute: Recompute::Budget(room), ..training.clone() };
+            let settings = GraphSettings { training: Some(training), ..settings.clone() };
+            match compile(model, executor.backend(), &settings, shape, boxes) {
+                Ok(smaller) => compiled = smaller,
+                // More boxes than were counted on, for instance.
+                Err(TrainError::Graph(graph::GraphError::Budget { .. })) => {}
+                Err(other) => return Err(other),
+            }
+        }
         self.add(executor, shape, compiled)
     }
 

@@ -35,8 +35,6 @@ fn refused_flags_say_why_and_what_to_do_instead() {
     for (args, reason) in [
         (["train", "--evolve"].as_slice(), "--evolve: hyper-parameters are not searched for"),
         (&["train", "--evolve", "300"], "--evolve: hyper-parameters are not searched for"),
-        (&["train", "--image-weights"], "--image-weights: images are drawn with equal weight"),
-        (&["train", "--multi-scale"], "--multi-scale: the network input keeps its size"),
         (&["train", "--quad"], "--quad: batches of quadruple size are not built"),
         (&["train", "--bucket", "gs://b"], "--bucket: runs are not uploaded"),
         (&["val", "--augment"], "--augment: test-time augmentation is not supported"),

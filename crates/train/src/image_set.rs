@@ -2,8 +2,8 @@
 
 use crate::device::Device;
 use crate::footprint::{self, Room};
-use crate::options::{Cache, Workers};
-use crate::{Observer, Progress, TrainError};
+use crate::options::Cache;
+use crate::{Observer, Progress, TrainError, Workers};
 use data::decode::ImageLimits;
 use data::disk_cache::{self, Contents, DiskCache};
 use data::{CacheMode, DataError, Dataset, ImagePool, LoaderOptions, Purpose, Sample, ScanOptions, ScanReport, Split};
@@ -223,7 +223,7 @@ impl PictureFolder {
         };
         observer.info(&format!(
             "pictures on disk in {}: {} in all, {} to be written{free}{dropped}",
-            train.folder().display(),
+            self.folder.display(),
             footprint::size(bytes),
             footprint::size(missing),
         ));

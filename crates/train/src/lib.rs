@@ -32,13 +32,13 @@ mod table;
 mod trainer;
 mod validate;
 mod work;
+mod workers;
 
 pub use detection::detect;
 pub use error::TrainError;
 pub use observer::{Observer, Progress, Silent, TrainProgress};
-pub use options::{
-    Cache, DetectOptions, Optimizer, Partners, Precision, Resume, Task, TrainOptions, ValOptions, Workers,
-};
+pub use options::{Cache, DetectOptions, Optimizer, Partners, Precision, Resume, Task, TrainOptions, ValOptions};
 pub use summary::{ClassMetrics, DetectSummary, FoundBox, FoundImage, Metrics, TrainEnd, TrainSummary, ValSummary};
 pub use trainer::run;
 pub use validate::validate;
+pub use workers::Workers;

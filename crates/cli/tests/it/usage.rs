@@ -18,6 +18,7 @@ fn unknown_commands_flags_and_values() {
         (&["train", "--optimizer", "Adagrad"], "possible values: SGD, Adam, AdamW, LION"),
         (&["train", "--memory-budget", "10parsec"], "'parsec' is no unit of bytes"),
         (&["train", "--partners", "window:0"], "'window:0' is neither fresh nor window:N"),
+        (&["train", "--workers", "many"], "'many' is neither a number nor auto"),
         (&["info"], "<MODEL>"),
     ] {
         let stderr = wrong(args);

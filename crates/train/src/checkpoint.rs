@@ -46,6 +46,9 @@ pub struct RunState {
     /// Images of the training part, and a digest of their names and labels.
     pub images: usize,
     pub digest: String,
+    /// mAP50-95 by class of the last validation, for `--image-weights`; empty before it and without the flag.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub class_maps: Vec<f64>,
     pub options: TrainOptions,
     pub hyp: Hyp,
     /// The initial weights were random or came from another model, for the record.
@@ -66,6 +69,7 @@ impl RunState {
             best: None,
             images,
             digest,
+            class_maps: Vec::new(),
             options,
             hyp,
             origin,

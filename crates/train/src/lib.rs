@@ -32,6 +32,7 @@ mod table;
 mod trainer;
 mod validate;
 mod work;
+mod workers;
 
 pub use checkpoint::load_weights;
 pub use detection::detect;
@@ -44,3 +45,4 @@ pub use options::{
 pub use summary::{ClassMetrics, DetectSummary, FoundBox, FoundImage, Metrics, TrainEnd, TrainSummary, ValSummary};
 pub use trainer::run;
 pub use validate::validate;
+pub use workers::Workers;

@@ -1,14 +1,14 @@
 //! `yolov9 train`.
 
 use super::{saved_to, values};
-use crate::console::{Console, out, warning};
+use crate::console::{Console, out};
 use crate::failure::{Failure, INTERRUPTED};
 use crate::reference_flags::{Flag, ReferenceFlags, Table, Values};
 use crate::{device, interrupt};
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use std::path::PathBuf;
-use train::{Cache, LrScale, Optimizer, Partners, Resume, TrainEnd, TrainOptions};
+use train::{Cache, LrScale, Optimizer, Partners, Resume, TrainEnd, TrainOptions, Workers};
 
 #[derive(Debug, Args)]
 pub struct TrainArgs {
@@ -62,6 +62,12 @@ pub struct TrainArgs {
     /// Mosaic, mixup and copy-paste off for the last N epochs
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Training")]
     close_mosaic: usize,
+    /// A network input between half and one and a half of --imgsz for each batch
+    #[arg(long, help_heading = "Training")]
+    multi_scale: bool,
+    /// Draw images of rare and badly found classes more often
+    #[arg(long, help_heading = "Training")]
+    image_weights: bool,
     /// Rectangular batches without mosaic and shuffling
     #[arg(long, help_heading = "Training")]
     rect: bool,
@@ -118,10 +124,11 @@ pub struct TrainArgs {
     /// Where to compute: cpu, or the number of a GPU
     #[arg(long, default_value = "", help_heading = "Machine", hide_default_value = true)]
     device: String,
-    /// Threads that load images
-    #[arg(long, value_name = "N", default_value_t = 8, help_heading = "Machine")]
-    workers: usize,
-    /// Keep all decoded images between epochs; disk means ram
+    /// Threads that load images; auto fits the machine
+    #[arg(long, value_name = "N|auto", default_value_t = Workers::default(), help_heading = "Machine")]
+    workers: Workers,
+    /// Keep decoded images between epochs: all in memory, in files of the user's cache folder, or only those of the
+    /// validation in memory
     #[arg(long, value_name = "WHERE", num_args = 0..=1, default_missing_value = "ram", value_parser = ["none", "ram", "disk", "val"], help_heading = "Machine")]
     cache: Option<String>,
     /// Most bytes of the step's arena, such as 2GiB; weights, validation and images come on top. Parts of the forward
@@ -165,14 +172,7 @@ impl Table for NotHere {
                 "hyper-parameters are not searched for",
                 "run the search outside: one file for --hyp and one --name a try",
             ),
-            Flag::refused("multi-scale", None, "the network input keeps its size", "leave the flag out"),
             Flag::refused("bucket", One, "runs are not uploaded", "copy the run's folder when it is done"),
-            Flag::refused(
-                "image-weights",
-                None,
-                "images are drawn with equal weight",
-                "list images of rare classes several times in a train.txt",
-            ),
             Flag::refused(
                 "quad",
                 None,
@@ -190,9 +190,6 @@ impl Table for NotHere {
 pub fn run(args: TrainArgs, given: Vec<String>) -> Result<(), Failure> {
     args.reference.answer()?;
     device::announce();
-    if args.cache.as_deref() == Some("val") {
-        warning("--cache val: only whole data sets are kept in memory, so this changes nothing");
-    }
     interrupt::graceful(true);
     let summary = train::run(&options(args, given), &mut Console::default())?;
     if summary.end == TrainEnd::Interrupted {
@@ -221,9 +218,12 @@ fn options(args: TrainArgs, given: Vec<String>) -> TrainOptions {
         cache: match args.cache.as_deref() {
             Some("ram") => Cache::Ram,
             Some("disk") => Cache::Disk,
+            Some("val") => Cache::Val,
             _ => Cache::None,
         },
         device: args.device,
+        multi_scale: args.multi_scale,
+        image_weights: args.image_weights,
         single_cls: args.single_cls,
         optimizer: args.optimizer,
         workers: args.workers,

@@ -21,6 +21,7 @@ fn unknown_commands_flags_and_values() {
         (&["train", "--lr-scale", "sqrt"], "possible values: none, linear"),
         (&["train", "--gradient-accumulation-steps", "-1"], "unexpected argument '-1'"),
         (&["train", "--label-smoothing", "much"], "invalid value 'much' for '--label-smoothing <E>'"),
+        (&["train", "--workers", "many"], "'many' is neither a number nor auto"),
         (&["info"], "<MODEL>"),
     ] {
         let stderr = wrong(args);
@@ -56,8 +57,6 @@ fn refused_flags_say_why_and_what_to_do_instead() {
     for (args, reason) in [
         (["train", "--evolve"].as_slice(), "--evolve: hyper-parameters are not searched for"),
         (&["train", "--evolve", "300"], "--evolve: hyper-parameters are not searched for"),
-        (&["train", "--image-weights"], "--image-weights: images are drawn with equal weight"),
-        (&["train", "--multi-scale"], "--multi-scale: the network input keeps its size"),
         (&["train", "--quad"], "--quad: batches of quadruple size are not built"),
         (&["train", "--bucket", "gs://b"], "--bucket: runs are not uploaded"),
         (&["val", "--augment"], "--augment: test-time augmentation is not supported"),

@@ -26,7 +26,7 @@ const STATE_KEY: &str = "run";
 /// Key of the hyper-parameters in the metadata.
 pub const HYP_KEY: &str = "hyp";
 /// Version of [`RunState`].
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Everything of a run that is not a tensor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -42,9 +42,11 @@ pub struct RunState {
     /// Optimiser steps so far, which are also the updates of the average.
     pub updates: u64,
     pub stopping: EarlyStopping,
+    /// The run ended because no epoch was better for too long.
+    pub stopped_early: bool,
     /// Metrics of the best epoch.
     pub best: Option<Metrics>,
-    /// Images of the training part, and a digest of their names and labels.
+    /// Images of the training part, and a digest of their names, sizes and labels.
     pub images: usize,
     pub digest: String,
     pub options: TrainOptions,
@@ -64,6 +66,7 @@ impl RunState {
             accumulator: Accumulator::default(),
             updates: 0,
             stopping: EarlyStopping::default(),
+            stopped_early: false,
             best: None,
             images,
             digest,

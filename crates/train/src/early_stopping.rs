@@ -27,6 +27,8 @@ impl Default for EarlyStopping {
 impl EarlyStopping {
     /// Notes an epoch; `true` where it is as good as the best so far (ties count as better: longer training).
     pub fn note(&mut self, epoch: usize, fitness: f64) -> bool {
+        // No number is better than NaN, which would therefore stay the best for ever.
+        let fitness = if fitness.is_nan() { 0.0 } else { fitness };
         let better = fitness >= self.best || !self.seen;
         if better {
             (self.best, self.best_epoch, self.seen) = (fitness, epoch, true);

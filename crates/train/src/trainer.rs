@@ -3,6 +3,7 @@
 use crate::checkpoint::{RunState, RunTensors};
 use crate::device::Device;
 use crate::evaluate::{EvalSettings, Evaluation, Evaluator, evaluate};
+use crate::fingerprint::Fingerprint;
 use crate::footprint::{self, Footprint, Room};
 use crate::image_set::{self, CacheWish, ScanWish, loader_options};
 use crate::plans::{GraphSettings, InputShape, TrainingSettings, loss_config};
@@ -11,7 +12,7 @@ use crate::setup::{self, Settled};
 use crate::step::{StepPlan, Stepper};
 use crate::summary::{TrainEnd, TrainSummary};
 use crate::work::{self, Failure, Work, WorkSettings};
-use crate::{Observer, Partners, Progress, TrainError, TrainOptions, TrainProgress, pictures};
+use crate::{Observer, Partners, Progress, TrainError, TrainOptions, TrainProgress, leftovers, new_length, pictures};
 use data::{Batch, ImagePool, Loader, Split};
 use graph::{Level, Recompute};
 use model::{Model, NamedTensors};
@@ -73,7 +74,13 @@ enum EpochEnd {
 impl Run {
     fn prepare(device: Device, settled: Settled, observer: &mut dyn Observer) -> Result<Self, TrainError> {
         let Settled { options, hyp, resumed } = settled;
-        let dataset = image_set::load_dataset(&options.data, observer)?;
+        let dataset = image_set::load_dataset(&options.data, observer).map_err(|e| match e {
+            TrainError::Missing { what, path, .. } if resumed.is_some() => {
+                let hint = "where the data set has moved since, name its YAML with --data".to_owned();
+                TrainError::Missing { what, path, hint: Some(hint) }
+            }
+            other => other,
+        })?;
         let names = setup::class_names(&dataset, options.single_cls);
         let (model, start) = match &resumed {
             Some((_, saved)) => (saved.meta.model()?, None),
@@ -103,8 +110,9 @@ impl Run {
         };
         let (samples, _) = image_set::scan(&dataset, wish(Split::Train, true), observer)?;
         image_set::tell_labels(&samples, &names, observer);
+        let fingerprint = Fingerprint::of(&samples);
         if let Some((path, saved)) = &resumed {
-            setup::check_same_images(path, saved, &samples)?;
+            setup::check_same_images(path, &folder_of(path), saved, &fingerprint, samples.len())?;
         }
         let asked = usize::try_from(options.batch_size).unwrap_or(1);
         let batch = asked.min(samples.len());
@@ -139,7 +147,18 @@ impl Run {
             close_mosaic: options.close_mosaic,
             rect: options.rect,
         };
-        let schedule = Schedule::new(&hyp, setup::decay_of(&options), options.epochs, work.batches(), batch);
+        let schedule_of = |epochs| Schedule::new(&hyp, setup::decay_of(&options), epochs, work.batches(), batch);
+        let schedule = schedule_of(options.epochs);
+        if let Some((_, saved)) = &resumed {
+            let state = &saved.state;
+            new_length::tell(
+                &schedule_of(state.options.epochs),
+                &schedule,
+                state.epoch,
+                options.close_mosaic,
+                observer,
+            );
+        }
         let recompute = options.memory_budget.map_or(Recompute::Level(Level::KeepAll), Recompute::Budget);
         let loss = loss_config(&model, &hyp);
         let graph = GraphSettings { loss: Some(loss.clone()), decode: false, training: None };
@@ -195,12 +214,12 @@ impl Run {
             (Some((path, saved)), _) => {
                 folder = folder_of(&path);
                 let saved = *saved;
-                (RunState { options: options.clone(), ..saved.state }, saved.tensors)
+                (RunState { options: options.clone(), stopped_early: false, ..saved.state }, saved.tensors)
             }
             (None, start) => {
                 folder = report::run_folder::create_run_folder(&options.project, &options.name, options.exist_ok)?;
                 let (tensors, origin) = start.unwrap_or_else(|| (NamedTensors::new(), String::new()));
-                let digest = image_set::digest(&samples);
+                let digest = fingerprint.digest();
                 let saved = TrainOptions { resume: None, ..options.clone() };
                 let state = RunState::new(saved, hyp.clone(), samples.len(), digest, origin);
                 (state, RunTensors { ema: tensors.clone(), raw: tensors, states: Vec::new(), gradients: None })
@@ -209,6 +228,12 @@ impl Run {
         stepper.load(&tensors)?;
         let weights = folder.join("weights");
         std::fs::create_dir_all(&weights).map_err(TrainError::io("create", &weights))?;
+        leftovers::check_writable(&weights)?;
+        let swept = leftovers::sweep(&folder);
+        if swept > 0 {
+            observer.info(&format!("{swept} half-written files of a run that was killed are removed"));
+        }
+        fingerprint.write(&folder)?;
         report::atomic::write_bytes_atomic(&folder.join("hyp.yaml"), hyp.to_yaml().as_bytes())?;
         let opt_path = folder.join("opt.yaml");
         // Fails on paths that are no UTF-8, which a checkpoint could not hold either: better now than after an epoch.

@@ -180,8 +180,8 @@ pub fn run(args: TrainArgs, given: Vec<String>) -> Result<(), Failure> {
     interrupt::graceful(true);
     let summary = train::run(&options(args, given), &mut Console::default())?;
     if summary.end == TrainEnd::Interrupted {
-        out(&format!("stopped; go on with: yolov9 train --resume {}", summary.folder.display()));
         saved_to(&summary.folder);
+        out(&format!("stopped; go on with: yolov9 train --resume {}", values::quoted(&summary.folder)));
         return Err(Failure::silent(INTERRUPTED));
     }
     saved_to(&summary.folder);

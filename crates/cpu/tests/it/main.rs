@@ -8,3 +8,4 @@ mod forward;
 mod gradients;
 mod threads;
 mod training;
+mod zoo;

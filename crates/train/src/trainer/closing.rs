@@ -65,14 +65,14 @@ impl Run {
             self.unsaved_best = Some(tensors.ema.clone());
         }
         if !self.state.options.nosave || ends {
-            // The best first: were the run killed in between, the older last would do this epoch again.
+            // The state last: were the run killed in between, the older one would do this epoch again with all its files.
             self.save_best()?;
-            checkpoint::save_last(&self.last(), &self.model, &self.names, &self.state, &tensors)?;
             let period = usize::try_from(self.state.options.save_period).unwrap_or(0);
             if period > 0 && epoch.is_multiple_of(period) {
                 let path = self.folder.join("weights").join(format!("epoch{epoch}.safetensors"));
                 checkpoint::save_weights(&path, &self.model, &self.names, &self.state, epoch + 1, &tensors.ema)?;
             }
+            checkpoint::save_last(&self.last(), &self.model, &self.names, &self.state, &tensors)?;
         }
         if stops {
             observer.info(&format!(

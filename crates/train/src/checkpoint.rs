@@ -169,20 +169,21 @@ pub fn save_last(
     model: &Model,
     names: &[String],
     state: &RunState,
-    tensors: &RunTensors,
+    tensors: RunTensors,
 ) -> Result<(), TrainError> {
-    let mut all = tensors.ema.clone();
-    let mut add = |part: &str, tensors: &NamedTensors| -> Result<(), TrainError> {
-        for (name, tensor) in tensors.iter() {
-            all.insert(format!("{RESUME}{part}/{name}"), tensor.dims.clone(), tensor.values.clone())?;
+    // Nothing is copied: a run's tensors may be a third of the memory there is.
+    let mut all = tensors.ema;
+    let mut add = |part: &str, tensors: NamedTensors| -> Result<(), TrainError> {
+        for (name, tensor) in tensors {
+            all.insert(format!("{RESUME}{part}/{name}"), tensor.dims, tensor.values)?;
         }
         Ok(())
     };
-    add("weights", &tensors.raw)?;
-    for (i, state) in tensors.states.iter().enumerate() {
+    add("weights", tensors.raw)?;
+    for (i, state) in tensors.states.into_iter().enumerate() {
         add(&format!("state{i}"), state)?;
     }
-    if let Some(gradients) = &tensors.gradients {
+    if let Some(gradients) = tensors.gradients {
         add("gradients", gradients)?;
     }
     let mut meta = WeightsMeta::of(model, names.to_vec(), false);
@@ -277,28 +278,23 @@ pub fn load_last(path: &Path) -> Result<Checkpoint, TrainError> {
         return Err(broken(format!("its state has version {}, this program reads {VERSION}", version.version)));
     }
     let state: RunState = serde_json::from_str(text).map_err(|e| broken(format!("the run's state: {e}")))?;
-    let part = |prefix: &str| -> Result<NamedTensors, TrainError> {
-        let mut tensors = NamedTensors::new();
-        for (name, tensor) in loaded.tensors.iter() {
-            if let Some(name) = name.strip_prefix(prefix) {
-                tensors.insert(name, tensor.dims.clone(), tensor.values.clone())?;
+    let (mut ema, mut raw, mut gradients) = (NamedTensors::new(), NamedTensors::new(), NamedTensors::new());
+    let mut states = vec![NamedTensors::new(); state.options.optimizer.kind().states()];
+    for (name, tensor) in loaded.tensors {
+        let (part, name) = match name.strip_prefix(RESUME).map(|rest| rest.split_once('/').unwrap_or((rest, ""))) {
+            None => (Some(&mut ema), name.as_str()),
+            Some(("weights", name)) => (Some(&mut raw), name),
+            Some(("gradients", name)) => (Some(&mut gradients), name),
+            Some((part, name)) => {
+                let index = part.strip_prefix("state").and_then(|i| i.parse::<usize>().ok());
+                (index.and_then(|i| states.get_mut(i)), name)
             }
+        };
+        if let Some(part) = part {
+            part.insert(name, tensor.dims, tensor.values)?;
         }
-        Ok(tensors)
-    };
-    let mut ema = NamedTensors::new();
-    for (name, tensor) in loaded.tensors.iter().filter(|(name, _)| !name.starts_with(RESUME)) {
-        ema.insert(name, tensor.dims.clone(), tensor.values.clone())?;
     }
-    let states = state.options.optimizer.kind().states();
-    let states = (0..states).map(|i| part(&format!("{RESUME}state{i}/"))).collect::<Result<Vec<_>, _>>()?;
-    let gradients = part(&format!("{RESUME}gradients/"))?;
-    let tensors = RunTensors {
-        ema,
-        raw: part(&format!("{RESUME}weights/"))?,
-        states,
-        gradients: Some(gradients).filter(|g| !g.is_empty()),
-    };
+    let tensors = RunTensors { ema, raw, states, gradients: Some(gradients).filter(|g| !g.is_empty()) };
     if tensors.states.iter().any(NamedTensors::is_empty)
         || (state.accumulator.pending > 0 && tensors.gradients.is_none())
     {

@@ -203,7 +203,10 @@ impl Run {
             &|recompute| compile(batch, recompute),
             observer,
         )?;
-        // From here on memory is allocated.
+        if observer.should_stop() {
+            return Err(TrainError::Stopped { what: "the preparation" });
+        }
+        // From here on memory is allocated and files are written.
         if let Some(plan) = planned {
             evaluator.reserve(plan);
         }

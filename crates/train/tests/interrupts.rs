@@ -185,7 +185,7 @@ fn twenty_interrupts(hyp: &str, change: impl Fn(TrainOptions) -> TrainOptions) {
         epoch = stop;
     }
     assert!(pending.iter().any(|&p| p > 0), "none inside of an accumulation: {pending:?}");
-    if hyp.contains("warmup_min_iterations: 0") {
+    if hyp.starts_with("warmup_epochs: 0\nwarmup_min_iterations: 0\n") {
         assert_eq!(updates[0], 0, "none before the first step");
     }
     let got = Left::of(&run(&wish, &mut Stopper::new(epoch, None)).unwrap());
@@ -209,6 +209,47 @@ fn twenty_interrupts_change_no_bit_of_a_run_with_adamw_that_saves_at_its_end_onl
         optimizer: Optimizer::AdamW,
         nosave: true,
         cos_lr: true,
+        ..options
+    });
+}
+
+/// Asks to stop from the start.
+struct Impatient;
+
+impl Observer for Impatient {
+    fn info(&mut self, _: &str) {}
+    fn warn(&mut self, _: &str) {}
+    fn progress(&mut self, _: &Progress) {}
+
+    fn should_stop(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn a_stop_before_the_first_batch_leaves_no_folder_and_touches_no_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = data_set(folder.path(), TRAIN_IMAGES, VAL_IMAGES);
+    let options = tiny(folder.path(), &data, "early");
+    let error = run(&options, &mut Impatient).unwrap_err();
+    assert!(matches!(error, train::TrainError::Stopped { .. }), "{error}");
+    assert!(!folder.path().join("runs").exists());
+    let cut = run(&options, &mut Stopper::new(0, Some((0, Trained(2))))).unwrap();
+    let last = cut.last.unwrap();
+    let before = std::fs::read(&last).unwrap();
+    let wish = TrainOptions { resume: Some(Resume::From(cut.folder)), ..TrainOptions::default() };
+    let error = run(&wish, &mut Impatient).unwrap_err();
+    assert!(matches!(error, train::TrainError::Stopped { .. }), "{error}");
+    assert!(std::fs::read(&last).unwrap() == before);
+}
+
+#[test]
+fn twenty_interrupts_change_no_bit_of_a_run_with_lion_and_rectangles() {
+    let hyp = "warmup_epochs: 1\nwarmup_min_iterations: 0\nnominal_batch: 4\nlr0: 0.001\n";
+    twenty_interrupts(hyp, |options| TrainOptions {
+        optimizer: Optimizer::Lion,
+        rect: true,
+        flat_cos_lr: true,
         ..options
     });
 }

@@ -72,7 +72,7 @@ impl Run {
                 let path = self.folder.join("weights").join(format!("epoch{epoch}.safetensors"));
                 checkpoint::save_weights(&path, &self.model, &self.names, &self.state, epoch + 1, &tensors.ema)?;
             }
-            checkpoint::save_last(&self.last(), &self.model, &self.names, &self.state, &tensors)?;
+            checkpoint::save_last(&self.last(), &self.model, &self.names, &self.state, tensors)?;
         }
         if stops {
             observer.info(&format!(
@@ -96,7 +96,7 @@ impl Run {
     pub(super) fn interrupted(&mut self) -> Result<TrainSummary, TrainError> {
         let tensors = self.tensors()?;
         self.save_best()
-            .and_then(|()| checkpoint::save_last(&self.last(), &self.model, &self.names, &self.state, &tensors))
+            .and_then(|()| checkpoint::save_last(&self.last(), &self.model, &self.names, &self.state, tensors))
             .map_err(|e| self.while_saving(e))?;
         Ok(self.summary(TrainEnd::Interrupted))
     }

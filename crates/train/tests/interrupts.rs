@@ -26,17 +26,20 @@ enum Moment {
 
 use Moment::{Trained, Validated};
 
+/// A moment of an epoch.
+type Place = (usize, Moment);
+
 /// Stops at a moment, and writes down those that pass.
 struct Stopper {
     epoch: usize,
-    at: Option<(usize, Moment)>,
+    at: Option<Place>,
     hit: bool,
-    passed: Vec<(usize, Moment)>,
+    passed: Vec<Place>,
 }
 
 impl Stopper {
     /// For a sitting that starts in `epoch`.
-    fn new(epoch: usize, at: Option<(usize, Moment)>) -> Self {
+    fn new(epoch: usize, at: Option<Place>) -> Self {
         Self { epoch, at, hit: false, passed: Vec::new() }
     }
 }
@@ -122,8 +125,9 @@ fn seed() -> u64 {
 }
 
 /// Twenty random moments of a run in order, among them one of each kind that has its own way to go wrong.
-fn moments(all: &[(usize, Moment)], seed: &mut u64) -> Vec<(usize, Moment)> {
-    let kinds: [fn(&[(usize, Moment)]) -> bool; 7] = [
+fn moments(all: &[Place], seed: &mut u64) -> Vec<Place> {
+    type Kind = fn(&[Place]) -> bool;
+    let kinds: [Kind; 7] = [
         // Before the first optimiser step, where steps take several batches from the start.
         |chosen| chosen.contains(&(0, Trained(1))),
         |chosen| chosen.iter().any(|m| matches!(m.1, Trained(done) if done > 1 && done < BATCHES)),

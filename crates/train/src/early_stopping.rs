@@ -41,3 +41,18 @@ impl EarlyStopping {
         patience > 0 && epoch.saturating_sub(self.best_epoch) >= patience
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fitness_that_is_no_number_does_not_stay_the_best() {
+        let mut stopping = EarlyStopping::default();
+        assert!(stopping.note(0, f64::NAN));
+        assert!(stopping.note(1, 0.1));
+        assert!(!stopping.note(2, f64::NAN));
+        assert_eq!((stopping.best, stopping.best_epoch), (0.1, 1));
+        assert!(stopping.stops(4, 3) && !stopping.stops(3, 3) && !stopping.stops(100, 0));
+    }
+}

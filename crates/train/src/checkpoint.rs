@@ -49,6 +49,8 @@ pub struct RunState {
     /// Images of the training part, and a digest of their names, sizes and labels.
     pub images: usize,
     pub digest: String,
+    /// A digest of the validation part, where there is one.
+    pub val_digest: Option<String>,
     pub options: TrainOptions,
     pub hyp: Hyp,
     /// The initial weights were random or came from another model, for the record.
@@ -70,6 +72,7 @@ impl RunState {
             best: None,
             images,
             digest,
+            val_digest: None,
             options,
             hyp,
             origin,

@@ -135,6 +135,17 @@ impl Run {
             None
         };
 
+        let val_digest = val_samples.as_ref().map(|val| Fingerprint::of(val).digest());
+        if let Some((_, saved)) = &resumed
+            && let (Some(before), Some(now)) = (&saved.state.val_digest, &val_digest)
+            && before != now
+        {
+            observer.warn(
+                "the validation part has changed since the run began: metrics before and after cannot be compared, and \
+                 the best epoch is chosen among both",
+            );
+        }
+
         let config = work::augment_config(&hyp, options.partners);
         let work = WorkSettings {
             samples: Arc::clone(&samples),
@@ -228,6 +239,7 @@ impl Run {
                 (state, RunTensors { ema: tensors.clone(), raw: tensors, states: Vec::new(), gradients: None })
             }
         };
+        let state = RunState { val_digest: val_digest.or(state.val_digest), ..state };
         stepper.load(&tensors)?;
         let weights = folder.join("weights");
         std::fs::create_dir_all(&weights).map_err(TrainError::io("create", &weights))?;

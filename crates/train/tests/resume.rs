@@ -323,7 +323,12 @@ fn images_that_were_added_removed_or_edited_are_refused_by_name() {
     std::fs::remove_file(cut.folder.join("train-images.txt")).unwrap();
     assert!(!said("6 now)").contains("train01"), "without the list only numbers are known");
     std::fs::write(labels.join("train01.txt"), text).unwrap();
-    assert_eq!(run(&wish, &mut Memory::default()).unwrap().end, TrainEnd::Finished);
+
+    // Another validation part trains the same weights: it is warned of.
+    std::fs::write(folder.path().join("labels/val/val00.txt"), "1 0.5 0.5 0.2 0.2\n").unwrap();
+    let mut memory = Memory::default();
+    assert_eq!(run(&wish, &mut memory).unwrap().end, TrainEnd::Finished);
+    assert!(memory.warnings.iter().any(|w| w.starts_with("the validation part has changed")), "{:?}", memory.warnings);
 }
 
 #[test]

@@ -158,17 +158,11 @@ impl Run {
             close_mosaic: options.close_mosaic,
             rect: options.rect,
         };
-        let schedule_of = |epochs| Schedule::new(&hyp, setup::decay_of(&options), epochs, work.batches(), batch);
-        let schedule = schedule_of(options.epochs);
+        let schedule = Schedule::new(&hyp, setup::decay_of(&options), options.epochs, work.batches(), batch);
         if let Some((_, saved)) = &resumed {
-            let state = &saved.state;
-            new_length::tell(
-                &schedule_of(state.options.epochs),
-                &schedule,
-                state.epoch,
-                options.close_mosaic,
-                observer,
-            );
+            let mut before = schedule.clone();
+            before.epochs = saved.state.options.epochs;
+            new_length::tell(&before, &schedule, saved.state.epoch, options.close_mosaic, observer);
         }
         let recompute = options.memory_budget.map_or(Recompute::Level(Level::KeepAll), Recompute::Budget);
         let loss = loss_config(&model, &hyp);

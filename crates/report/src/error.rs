@@ -50,9 +50,9 @@ pub enum Error {
     #[error("column name {name:?} is empty or holds a comma, a quote or a line break")]
     BadColumnName { name: String },
 
-    /// A run name that is empty or leaves the project folder.
-    #[error("{name:?} cannot be the name of a run")]
-    BadRunName { name: String },
+    /// A run name that no folder below the project can have.
+    #[error("{name:?} cannot be the name of a run: {reason}")]
+    BadRunName { name: String, reason: &'static str },
 
     /// The folder of a run exists already, as something that is not a folder.
     #[error("{} exists and is not a folder", path.display())]

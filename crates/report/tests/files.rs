@@ -101,7 +101,10 @@ fn runs_are_numbered_and_exist_ok_uses_the_first() {
 #[test]
 fn run_names_stay_inside_the_project() {
     let dir = tempfile::tempdir().unwrap();
-    for name in ["", " ", "..", "../other", "a/../../b", "."] {
+    let long = "e".repeat(201);
+    for name in
+        ["", " ", "..", "../other", "a/../../b", ".", "/", "/elsewhere", "a\nb", "a\0", &long, &"deep/".repeat(201)]
+    {
         assert!(matches!(create_run_folder(dir.path(), name, false), Err(Error::BadRunName { .. })), "{name:?}");
     }
     fs::write(dir.path().join("file"), b"").unwrap();

@@ -37,6 +37,7 @@ const DECIMALS: usize = 2;
 pub fn detect(options: &DetectOptions, observer: &mut dyn Observer) -> Result<DetectSummary, TrainError> {
     let device = Device::choose(&options.device, observer)?;
     check_thresholds(options.conf_thres, options.iou_thres, options.max_det)?;
+    setup::check_name(&options.name)?;
     let weights = load_weights(&options.weights)?;
     warn_not_finite(&options.weights, &weights.tensors, observer);
     let model = Arc::new(model_of(&options.weights, &weights)?);
@@ -125,6 +126,11 @@ pub fn detect(options: &DetectOptions, observer: &mut dyn Observer) -> Result<De
         }
     }
     if let (true, Some(first)) = (run.images.is_empty(), first_bad) {
+        if !options.exist_ok {
+            // Only what is empty goes; a folder of a run without results would just use up a number.
+            let _ = std::fs::remove_dir(folder.join("labels"));
+            let _ = std::fs::remove_dir(&folder);
+        }
         return Err(TrainError::AllImagesBad { count: skipped, source_text: options.source.clone(), first });
     }
     let json = run.write_files()?;

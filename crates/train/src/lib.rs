@@ -39,7 +39,9 @@ mod work;
 pub use detection::detect;
 pub use error::TrainError;
 pub use observer::{Observer, Progress, Silent, TrainProgress};
-pub use options::{Cache, DetectOptions, Optimizer, Partners, Precision, Resume, Task, TrainOptions, ValOptions};
+pub use options::{
+    Cache, DetectOptions, LrScale, Optimizer, Partners, Precision, Resume, Task, TrainOptions, ValOptions,
+};
 pub use summary::{ClassMetrics, DetectSummary, FoundBox, FoundImage, Metrics, TrainEnd, TrainSummary, ValSummary};
 pub use trainer::run;
 pub use validate::validate;

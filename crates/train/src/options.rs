@@ -75,6 +75,14 @@ pub struct TrainOptions {
     pub precision: Precision,
     /// Where the other pictures of a mosaic or mixup come from.
     pub partners: Partners,
+    /// Label smoothing E in [0, 1) of anchors with an object; goes before the hyper-parameter of that name.
+    pub label_smoothing: f64,
+    /// Batches of a step, instead of as many as make up `nominal_batch`.
+    pub gradient_accumulation_steps: Option<usize>,
+    /// Whether learning rates grow with the images of a step.
+    pub lr_scale: LrScale,
+    /// Images of a step that the rates of the hyper-parameters are meant for; `None` is `nominal_batch`.
+    pub lr_base_batch: Option<usize>,
     /// Most bytes of the step's arena (activations, their gradients, workspace): parts of the forward pass are
     /// computed twice where needed. Weights, the validation's arena and pictures come on top.
     pub memory_budget: Option<u64>,
@@ -122,6 +130,10 @@ impl Default for TrainOptions {
             close_mosaic: 0,
             precision: Precision::F32,
             partners: Partners::default(),
+            label_smoothing: 0.0,
+            gradient_accumulation_steps: None,
+            lr_scale: LrScale::None,
+            lr_base_batch: None,
             memory_budget: None,
             memory_available: None,
             given: Vec::new(),
@@ -247,6 +259,18 @@ impl Optimizer {
             Self::Lion => "LION",
         }
     }
+}
+
+/// Whether learning rates grow with the images of a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LrScale {
+    /// As the hyper-parameters say.
+    #[default]
+    None,
+    /// `lr0` and `warmup_bias_lr` times batch times batches of a step, divided by the base batch (Goyal et al. 2017,
+    /// arXiv 1706.02677).
+    Linear,
 }
 
 /// Number format of activations.

@@ -14,6 +14,7 @@ use crate::summary::{TrainEnd, TrainSummary};
 use crate::work::{self, Failure, Work, WorkSettings};
 use crate::{Observer, Partners, Progress, TrainError, TrainOptions, TrainProgress, leftovers, new_length, pictures};
 use data::{Batch, ImagePool, Loader, Split};
+use detect::LossConfig;
 use graph::{Level, Recompute};
 use model::{Model, NamedTensors};
 use report::results_csv::ResultsCsv;
@@ -57,6 +58,8 @@ struct Run {
     pictures: Vec<PathBuf>,
     /// The best weights so far, where `--nosave` keeps them from the disk.
     unsaved_best: Option<NamedTensors>,
+    /// Whether `last.safetensors` is this run's: with `--exist-ok` there may be one of an earlier run.
+    wrote_last: bool,
 }
 
 struct Validation {
@@ -158,7 +161,7 @@ impl Run {
             close_mosaic: options.close_mosaic,
             rect: options.rect,
         };
-        let schedule = Schedule::new(&hyp, setup::decay_of(&options), options.epochs, work.batches(), batch);
+        let schedule = setup::schedule(&options, &hyp, work.batches(), batch, observer);
         if let Some((_, saved)) = &resumed {
             let mut before = schedule.clone();
             before.epochs = saved.state.options.epochs;
@@ -166,7 +169,9 @@ impl Run {
         }
         let recompute = options.memory_budget.map_or(Recompute::Level(Level::KeepAll), Recompute::Budget);
         let loss = loss_config(&model, &hyp);
-        let graph = GraphSettings { loss: Some(loss.clone()), decode: false, training: None };
+        // Smoothing is for learning: the validation loss keeps the labels as they are.
+        let smoothed = LossConfig { label_smoothing: hyp.label_smoothing, ..loss.clone() };
+        let graph = GraphSettings { loss: Some(smoothed), decode: false, training: None };
         let compile = |images: usize, recompute: Recompute| {
             let boxes = work::max_boxes(&samples, &config, options.rect, images);
             let training = Some(TrainingSettings { frozen: frozen.clone(), recompute });
@@ -218,6 +223,7 @@ impl Run {
         let mut stepper = Stepper::new(step)?;
 
         let folder;
+        let wrote_last = resumed.is_some();
         let (state, tensors) = match (resumed, start) {
             (Some((path, saved)), _) => {
                 folder = folder_of(&path);
@@ -226,6 +232,10 @@ impl Run {
             }
             (None, start) => {
                 folder = report::run_folder::create_run_folder(&options.project, &options.name, options.exist_ok)?;
+                if folder.join("weights/last.safetensors").exists() {
+                    let place = folder.display();
+                    observer.warn(&format!("--exist-ok: {place} holds an earlier run, whose files are written over"));
+                }
                 let (tensors, origin) = start.unwrap_or_else(|| (NamedTensors::new(), String::new()));
                 let digest = fingerprint.digest();
                 let saved = TrainOptions { resume: None, ..options.clone() };
@@ -279,6 +289,7 @@ impl Run {
             csv,
             pictures: Vec::new(),
             unsaved_best: None,
+            wrote_last,
         })
     }
 
@@ -400,7 +411,7 @@ impl Run {
             epoch: self.state.epoch,
             batch: self.state.batch,
             term: term.to_owned(),
-            kept: last.is_file().then_some(last),
+            kept: (self.wrote_last && last.is_file()).then_some(last),
         }
     }
 

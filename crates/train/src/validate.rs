@@ -31,6 +31,7 @@ const COMPLETE_CONF: f64 = 0.001;
 pub fn validate(options: &ValOptions, observer: &mut dyn Observer) -> Result<ValSummary, TrainError> {
     let device = Device::choose(&options.device, observer)?;
     check(options)?;
+    setup::check_name(&options.name)?;
     let weights = load_weights(&options.weights)?;
     let dataset = image_set::load_dataset(&options.data, observer)?;
     let model = Arc::new(model_of(&options.weights, &weights)?);

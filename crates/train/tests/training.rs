@@ -4,7 +4,7 @@ mod common;
 
 use common::{Memory, data_set, tiny};
 use std::path::{Path, PathBuf};
-use train::{Optimizer, Partners, Resume, TrainEnd, TrainError, TrainOptions, run};
+use train::{LrScale, Optimizer, Partners, Resume, TrainEnd, TrainError, TrainOptions, run};
 
 /// Every tensor of a checkpoint: averages, raw weights, optimiser state, waiting gradients.
 fn tensors(path: &Path) -> model::NamedTensors {
@@ -201,6 +201,15 @@ fn options_that_cannot_be_obeyed_are_refused_by_name() {
     refuse(TrainOptions { batch_size: 0, ..base.clone() }, "batch");
     refuse(TrainOptions { multi_scale: true, ..base.clone() }, "multi-scale");
     refuse(TrainOptions { cos_lr: true, fixed_lr: true, ..base.clone() }, "cos-lr");
+    refuse(TrainOptions { gradient_accumulation_steps: Some(0), ..base.clone() }, "gradient-accumulation-steps");
+    refuse(TrainOptions { lr_base_batch: Some(32), ..base.clone() }, "lr-base-batch");
+    refuse(TrainOptions { lr_base_batch: Some(0), lr_scale: LrScale::Linear, ..base.clone() }, "lr-base-batch");
+    for label_smoothing in [1.0, -0.1, f64::NAN] {
+        refuse(TrainOptions { label_smoothing, ..base.clone() }, "label-smoothing");
+    }
+    for name in ["", "..", "/tmp/exp", "a\nb", &"long".repeat(60)] {
+        refuse(TrainOptions { name: name.to_owned(), ..base.clone() }, "name");
+    }
     refuse(TrainOptions { device: "gpu?".to_owned(), ..base }, "device");
 }
 

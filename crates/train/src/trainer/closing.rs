@@ -73,6 +73,7 @@ impl Run {
                 checkpoint::save_weights(&path, &self.model, &self.names, &self.state, epoch + 1, &tensors.ema)?;
             }
             checkpoint::save_last(&self.last(), &self.model, &self.names, &self.state, tensors)?;
+            self.wrote_last = true;
         }
         if stops {
             observer.info(&format!(
@@ -98,6 +99,7 @@ impl Run {
         self.save_best()
             .and_then(|()| checkpoint::save_last(&self.last(), &self.model, &self.names, &self.state, tensors))
             .map_err(|e| self.while_saving(e))?;
+        self.wrote_last = true;
         Ok(self.summary(TrainEnd::Interrupted))
     }
 
@@ -108,7 +110,7 @@ impl Run {
             TrainError::Report(report::Error::Io { path, source, .. }) => (path, source),
             other => return other,
         };
-        TrainError::Save { path, source, kept: Some(self.last()).filter(|last| last.is_file()) }
+        TrainError::Save { path, source, kept: Some(self.last()).filter(|last| self.wrote_last && last.is_file()) }
     }
 
     /// The best weights once more, with the table of classes and pictures.
@@ -142,7 +144,7 @@ impl Run {
         TrainSummary {
             folder: self.folder.clone(),
             last: there(self.last()),
-            best: there(self.best()),
+            best: there(self.best()).filter(|_| self.state.stopping.seen),
             epochs: self.state.epoch,
             end,
             metrics: self.state.best,

@@ -51,6 +51,9 @@ pub struct RunState {
     pub digest: String,
     /// A digest of the validation part, where there is one.
     pub val_digest: Option<String>,
+    /// mAP50-95 by class of the last validation, for `--image-weights`; empty before it and without the flag.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub class_maps: Vec<f64>,
     pub options: TrainOptions,
     pub hyp: Hyp,
     /// The initial weights were random or came from another model, for the record.
@@ -73,6 +76,7 @@ impl RunState {
             images,
             digest,
             val_digest: None,
+            class_maps: Vec::new(),
             options,
             hyp,
             origin,

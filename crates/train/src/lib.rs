@@ -35,6 +35,7 @@ mod table;
 mod trainer;
 mod validate;
 mod work;
+mod workers;
 
 pub use detection::detect;
 pub use error::TrainError;
@@ -45,3 +46,4 @@ pub use options::{
 pub use summary::{ClassMetrics, DetectSummary, FoundBox, FoundImage, Metrics, TrainEnd, TrainSummary, ValSummary};
 pub use trainer::run;
 pub use validate::validate;
+pub use workers::Workers;

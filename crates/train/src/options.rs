@@ -2,6 +2,7 @@
 //!
 //! The serialised names are the reference's (`opt.yaml`), so that its users find what they know.
 
+use crate::Workers;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::PathBuf;
@@ -42,11 +43,13 @@ pub struct TrainOptions {
     pub device: String,
     /// Sizes between half and one and a half of `imgsz`.
     pub multi_scale: bool,
+    /// Images of rare and badly found classes are drawn more often.
+    pub image_weights: bool,
     /// All classes are one.
     pub single_cls: bool,
     pub optimizer: Optimizer,
-    /// Threads that load images: at least one, at most as many as the machine has.
-    pub workers: usize,
+    /// Threads that load images.
+    pub workers: Workers,
     /// Folder of runs.
     pub project: PathBuf,
     /// Name of the run; a number is appended where it is taken.
@@ -89,6 +92,9 @@ pub struct TrainOptions {
     /// Bytes of memory that the run may take; `None` asks the system.
     #[serde(skip)]
     pub memory_available: Option<u64>,
+    /// Folder of the pictures of [`Cache::Disk`]; `None` takes `pictures` in the user's cache folder.
+    #[serde(skip)]
+    pub picture_folder: Option<PathBuf>,
     /// Long names of the flags that the user gave, such as `batch-size`. `--resume` needs them to tell a wish from
     /// a default.
     #[serde(skip)]
@@ -113,9 +119,10 @@ impl Default for TrainOptions {
             cache: Cache::None,
             device: String::new(),
             multi_scale: false,
+            image_weights: false,
             single_cls: false,
             optimizer: Optimizer::Sgd,
-            workers: 8,
+            workers: Workers::default(),
             project: PathBuf::from("runs/train"),
             name: "exp".to_owned(),
             exist_ok: false,
@@ -136,6 +143,7 @@ impl Default for TrainOptions {
             lr_base_batch: None,
             memory_budget: None,
             memory_available: None,
+            picture_folder: None,
             given: Vec::new(),
         }
     }
@@ -159,8 +167,10 @@ pub enum Cache {
     None,
     /// As many as fit into four fifths of the free memory.
     Ram,
-    /// As `Ram`, with a warning: nothing is kept on disk yet.
+    /// All of them in files in the user's cache folder, also for later runs. In memory as without a wish.
     Disk,
+    /// Those of the validation in memory, as many as fit; those of the training as without a wish.
+    Val,
 }
 
 /// Where the other pictures of a mosaic or mixup come from.

@@ -113,6 +113,13 @@ fn merge(
         let run_folder = ["project", "name", "exist_ok"].contains(&key.as_str());
         if run_folder {
             observer.warn(&format!("--{} is left aside: the run goes on in its own folder", flag_of(key)));
+        } else if key == "noval" && saved.image_weights {
+            // What is drawn depends on what the validations find.
+            return Err(TrainError::Resume {
+                path: path.to_path_buf(),
+                message: "--noval was asked for, but the run draws its images by the results of validation".to_owned(),
+                hint: Some("leave the flag out, or start a new run from its weights with --weights".to_owned()),
+            });
         } else if CHANGEABLE.contains(&key.as_str()) {
             changed.push(format!("--{} {} -> {}", flag_of(key), text(&old), text(value)));
             merged.insert(key.clone(), value.clone());
@@ -129,7 +136,8 @@ fn merge(
         notes.push(format!("changed for the rest of the run: {}", changed.join(", ")));
     }
     merged.insert("resume".to_owned(), Value::Null);
-    serde_json::from_value(Value::Object(merged)).map_err(broken)
+    let merged: TrainOptions = serde_json::from_value(Value::Object(merged)).map_err(broken)?;
+    Ok(TrainOptions { picture_folder: wish.picture_folder.clone(), ..merged })
 }
 
 /// A value of an option as it is typed.
@@ -172,11 +180,11 @@ fn check(options: &TrainOptions) -> Result<(), TrainError> {
     if !(1..=16_384).contains(&options.imgsz) {
         return Err(refuse("img", format!("{} must be between 1 and 16384", options.imgsz), None));
     }
-    if options.multi_scale {
+    if options.image_weights && options.rect {
         return Err(refuse(
-            "multi-scale",
-            "training with changing sizes is not there yet".into(),
-            Some("leave the flag out"),
+            "image-weights",
+            "cannot be obeyed with --rect, whose batches hold images of one shape each".into(),
+            Some("leave one of the two out"),
         ));
     }
     if [options.cos_lr, options.flat_cos_lr, options.fixed_lr].iter().filter(|&&x| x).count() > 1 {

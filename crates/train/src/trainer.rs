@@ -12,7 +12,7 @@ use crate::setup::{self, Settled};
 use crate::step::{StepPlan, Stepper};
 use crate::summary::{TrainEnd, TrainSummary};
 use crate::work::{self, Failure, Work, WorkSettings};
-use crate::{Observer, Partners, Progress, TrainError, TrainOptions, TrainProgress, leftovers, new_length, pictures};
+use crate::{Cache, Observer, Partners, Progress, TrainError, TrainOptions, TrainProgress, leftovers, new_length, pictures};
 use data::{Batch, ImagePool, Loader, Split};
 use detect::LossConfig;
 use graph::{Level, Recompute};
@@ -52,6 +52,8 @@ struct Run {
     stepper: Stepper,
     work: WorkSettings,
     pool: Arc<ImagePool>,
+    /// Threads that load images.
+    threads: usize,
     validation: Option<Validation>,
     folder: PathBuf,
     csv: ResultsCsv,
@@ -60,6 +62,14 @@ struct Run {
     unsaved_best: Option<NamedTensors>,
     /// Whether `last.safetensors` is this run's: with `--exist-ok` there may be one of an earlier run.
     wrote_last: bool,
+}
+
+/// Batches on their way.
+struct Loading {
+    loader: Loader<Work>,
+    failure: Failure,
+    /// The epoch whose batches it no longer loads.
+    ends_at: usize,
 }
 
 struct Validation {
@@ -160,7 +170,10 @@ impl Run {
             epochs: options.epochs,
             close_mosaic: options.close_mosaic,
             rect: options.rect,
+            multi_scale: options.multi_scale,
+            weights: None,
         };
+        let (smallest_side, largest_side) = work.sides();
         let schedule = setup::schedule(&options, &hyp, work.batches(), batch, observer);
         if let Some((_, saved)) = &resumed {
             let mut before = schedule.clone();
@@ -176,15 +189,16 @@ impl Run {
             let boxes = work::max_boxes(&samples, &config, options.rect, images);
             let training = Some(TrainingSettings { frozen: frozen.clone(), recompute });
             let graph = GraphSettings { training, ..graph.clone() };
-            let shape = InputShape { images, height: size, width: size };
+            let shape = InputShape { images, height: largest_side, width: largest_side };
             StepPlan::compile(device, Arc::clone(&model), graph, shape, boxes, options.optimizer)
         };
+        let threads = image_set::threads(options.workers, device, observer);
         let mut evaluator = Evaluator::new(device, Arc::clone(&model), Some(loss));
         let settings = |batch: usize| EvalSettings {
             batch: 2 * batch,
             size,
             rect: true,
-            workers: options.workers,
+            workers: threads,
             single_cls: options.single_cls,
             nms: EvalSettings::nms(VAL_CONF, VAL_IOU, VAL_MAX_DET, options.single_cls),
             keep_pictures: false,
@@ -203,6 +217,11 @@ impl Run {
             }
         }
         footprint::tell_step(&model, &step, size, observer)?;
+        if options.multi_scale {
+            observer.info(&format!(
+                "multi-scale: sides from {smallest_side} to {largest_side}, one a batch; the memory is that of the largest"
+            ));
+        }
         room.take_training(
             &Footprint::of_training(&step, planned.as_ref()),
             &step,
@@ -213,6 +232,19 @@ impl Run {
             &|recompute| compile(batch, recompute),
             observer,
         )?;
+        let partners = match options.partners {
+            _ if options.rect || hyp.mosaic == 0.0 => None,
+            Partners::Window(images) => Some(images),
+            Partners::Fresh => Some(samples.len()),
+        };
+        let wish = CacheWish { cache: options.cache, partners, on_the_way: batch * loader_options(1).prefetch };
+        let disk = match options.cache {
+            Cache::Disk => Some(image_set::PictureFolder::of(&dataset, options.picture_folder.clone())?),
+            _ => None,
+        };
+        let settings = settings(batch);
+        let (samples_of_pool, val_of_pool) = (Arc::clone(&samples), val_samples.clone());
+        let (pool, val_pool) = image_set::pools(samples_of_pool, val_of_pool, size, wish, disk, room, observer)?;
         if observer.should_stop() {
             return Err(TrainError::Stopped { what: "the preparation" });
         }
@@ -267,14 +299,6 @@ impl Run {
             next => ResultsCsv::resume(&csv_path, &[], next)?,
         };
 
-        let partners = match options.partners {
-            _ if options.rect || hyp.mosaic == 0.0 => None,
-            Partners::Window(images) => Some(images),
-            Partners::Fresh => Some(samples.len()),
-        };
-        let wish = CacheWish { cache: options.cache, partners, on_the_way: batch * loader_options(1).prefetch };
-        let settings = settings(batch);
-        let (pool, val_pool) = image_set::pools(samples, val_samples, size, wish, room, observer);
         let validation = val_pool.map(|pool| Validation { evaluator, pool, settings });
         Ok(Self {
             model,
@@ -284,6 +308,7 @@ impl Run {
             stepper,
             work,
             pool,
+            threads,
             validation,
             folder,
             csv,
@@ -304,17 +329,22 @@ impl Run {
             self.state.options.optimizer.name(),
             self.folder.display()
         ));
-        let work = Work::new(self.work.clone(), self.state.epoch, self.state.batch)?;
-        let failure = work.failure();
-        let mut loader = Loader::new(Arc::clone(&self.pool), work, loader_options(self.state.options.workers))?;
+        if self.state.options.image_weights && self.state.options.noval {
+            observer
+                .info("--image-weights without validation: images are drawn by the frequency of their classes alone");
+        }
+        let mut loading = self.load()?;
         observer.info(&report::tables::training_header());
         while self.state.epoch < epochs {
+            if loading.ends_at <= self.state.epoch {
+                loading = self.load()?;
+            }
             let epoch = self.state.epoch;
             if self.work.close_mosaic > 0 && epoch + self.work.close_mosaic == epochs && self.state.batch == 0 {
                 observer.info(&format!("closing mosaic for the last {} epochs", self.work.close_mosaic));
             }
             let last_epoch = epoch + 1 == epochs;
-            let EpochEnd::Done(at) = self.epoch(&mut loader, &failure, last_epoch, observer)? else {
+            let EpochEnd::Done(at) = self.epoch(&mut loading, last_epoch, observer)? else {
                 return self.interrupted();
             };
             let validates = !self.state.options.noval || last_epoch;
@@ -329,11 +359,25 @@ impl Run {
         self.finish(TrainEnd::Finished, observer)
     }
 
+    /// Starts to load batches: all to the end of the run, or those of one epoch where the next epoch's images depend on
+    /// this one's validation.
+    fn load(&self) -> Result<Loading, TrainError> {
+        let (epoch, batch) = (self.state.epoch, self.state.batch);
+        let (work, ends_at) = if self.state.options.image_weights {
+            let settings = self.work.weighted_by_classes(self.names.len(), &self.state.class_maps);
+            (Work::new(settings, epoch, batch)?.this_epoch(), epoch + 1)
+        } else {
+            (Work::new(self.work.clone(), epoch, batch)?, self.work.epochs)
+        };
+        let failure = work.failure();
+        let loader = Loader::new(Arc::clone(&self.pool), work, loader_options(self.threads))?;
+        Ok(Loading { loader, failure, ends_at })
+    }
+
     /// The batches of the epoch under way.
     fn epoch(
         &mut self,
-        loader: &mut Loader<Work>,
-        failure: &Failure,
+        loading: &mut Loading,
         last_epoch: bool,
         observer: &mut dyn Observer,
     ) -> Result<EpochEnd, TrainError> {
@@ -345,9 +389,13 @@ impl Run {
         let mut at = self.schedule.at(epoch * total + total - 1);
         while self.state.batch < total {
             let ended = || data::DataError::LoaderStopped { reason: "no batch is left".into() };
-            let batch = loader.next().ok_or_else(|| failure.take().unwrap_or_else(|| ended().into()))??;
+            let batch =
+                loading.loader.next().ok_or_else(|| loading.failure.take().unwrap_or_else(|| ended().into()))??;
             for problem in &batch.failures {
                 observer.warn(&format!("{problem}; its place stays grey"));
+            }
+            if let Some(problem) = self.pool.take_disk_problem() {
+                observer.warn(&format!("--cache disk: {problem}"));
             }
             let iteration = epoch * total + self.state.batch;
             at = self.schedule.at(iteration);
@@ -368,7 +416,7 @@ impl Run {
                 total,
                 losses: self.state.loss_sums.map(|sum| sum / done as f64),
                 instances: batch.targets.len(),
-                image_size: self.work.size,
+                image_size: batch.shape[1].max(batch.shape[2]),
                 memory: self.stepper.memory_bytes(),
                 images_per_second: images as f64 / elapsed.as_secs_f64().max(1e-9),
                 eta: elapsed.mul_f64((total - done) as f64 / (done - first) as f64),
@@ -425,6 +473,9 @@ impl Run {
         let Some(validation) = self.validation.as_mut().filter(|_| wanted) else { return Ok(Some((tensors, None))) };
         validation.evaluator.set_training_weights(&tensors.ema)?;
         let found = evaluate(&mut validation.evaluator, &validation.pool, &self.names, &validation.settings, observer)?;
+        if let Some(problem) = validation.pool.take_disk_problem() {
+            observer.warn(&format!("--cache disk: {problem}"));
+        }
         Ok(found.map(|evaluation| (tensors, Some(evaluation))))
     }
 

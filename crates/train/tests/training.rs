@@ -4,7 +4,7 @@ mod common;
 
 use common::{Memory, data_set, tiny};
 use std::path::{Path, PathBuf};
-use train::{LrScale, Optimizer, Partners, Resume, TrainEnd, TrainError, TrainOptions, run};
+use train::{LrScale, Optimizer, Partners, Resume, TrainEnd, TrainError, TrainOptions, Workers, run};
 
 /// Every tensor of a checkpoint: averages, raw weights, optimiser state, waiting gradients.
 fn tensors(path: &Path) -> model::NamedTensors {
@@ -55,7 +55,7 @@ fn one_and_two_threads_train_the_same_weights() {
     let folder = tempfile::tempdir().unwrap();
     let data = data_set(folder.path(), 6, 2);
     let with_threads = |threads: usize| {
-        let options = TrainOptions { workers: threads, ..tiny(folder.path(), &data, "threads") };
+        let options = TrainOptions { workers: Workers::Count(threads), ..tiny(folder.path(), &data, "threads") };
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         tensors(&pool.install(|| trained(&options)))
     };
@@ -199,7 +199,7 @@ fn options_that_cannot_be_obeyed_are_refused_by_name() {
     refuse(TrainOptions { epochs: 0, ..base.clone() }, "epochs");
     refuse(TrainOptions { batch_size: -1, ..base.clone() }, "batch");
     refuse(TrainOptions { batch_size: 0, ..base.clone() }, "batch");
-    refuse(TrainOptions { multi_scale: true, ..base.clone() }, "multi-scale");
+    refuse(TrainOptions { image_weights: true, rect: true, ..base.clone() }, "image-weights");
     refuse(TrainOptions { cos_lr: true, fixed_lr: true, ..base.clone() }, "cos-lr");
     refuse(TrainOptions { gradient_accumulation_steps: Some(0), ..base.clone() }, "gradient-accumulation-steps");
     refuse(TrainOptions { lr_base_batch: Some(32), ..base.clone() }, "lr-base-batch");

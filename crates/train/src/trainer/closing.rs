@@ -51,6 +51,9 @@ impl Run {
                     "the validation loss of epoch {epoch} is not finite: the run is diverging; a lower lr0 may help"
                 ));
             }
+            if self.state.options.image_weights {
+                self.state.class_maps = evaluation.class_maps(self.names.len());
+            }
             improved = self.state.stopping.note(epoch, evaluation.fitness);
             if improved {
                 self.state.best = Some(evaluation.metrics);

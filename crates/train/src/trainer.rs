@@ -12,7 +12,9 @@ use crate::setup::{self, Settled};
 use crate::step::{StepPlan, Stepper};
 use crate::summary::{TrainEnd, TrainSummary};
 use crate::work::{self, Failure, Work, WorkSettings};
-use crate::{Cache, Observer, Partners, Progress, TrainError, TrainOptions, TrainProgress, leftovers, new_length, pictures};
+use crate::{
+    Cache, Observer, Partners, Progress, TrainError, TrainOptions, TrainProgress, leftovers, new_length, pictures,
+};
 use data::{Batch, ImagePool, Loader, Split};
 use detect::LossConfig;
 use graph::{Level, Recompute};

@@ -165,7 +165,13 @@ fn twenty_interrupts(hyp: &str, change: impl Fn(TrainOptions) -> TrainOptions) {
     let options = |name: &str| {
         let base = tiny(folder.path(), &data, name);
         std::fs::write(&base.hyp, hyp).unwrap();
-        change(TrainOptions { epochs: EPOCHS, batch_size: 2, close_mosaic: CLOSE_MOSAIC, workers: 1, ..base })
+        change(TrainOptions {
+            epochs: EPOCHS,
+            batch_size: 2,
+            close_mosaic: CLOSE_MOSAIC,
+            workers: train::Workers::Count(1),
+            ..base
+        })
     };
     let mut whole = Stopper::new(0, None);
     let want = Left::of(&run(&options("whole"), &mut whole).unwrap());
@@ -256,4 +262,10 @@ fn twenty_interrupts_change_no_bit_of_a_run_with_lion_and_rectangles() {
         flat_cos_lr: true,
         ..options
     });
+}
+
+#[test]
+fn twenty_interrupts_change_no_bit_of_a_run_with_changing_sizes_and_weighted_images() {
+    let hyp = "warmup_epochs: 0\nwarmup_min_iterations: 2\nnominal_batch: 6\nmosaic: 1.0\nmixup: 0.5\n";
+    twenty_interrupts(hyp, |options| TrainOptions { multi_scale: true, image_weights: true, ..options });
 }

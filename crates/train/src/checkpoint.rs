@@ -25,7 +25,7 @@ const STATE_KEY: &str = "run";
 /// Key of the hyper-parameters in the metadata.
 pub const HYP_KEY: &str = "hyp";
 /// Version of [`RunState`].
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Everything of a run that is not a tensor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -41,11 +41,15 @@ pub struct RunState {
     /// Optimiser steps so far, which are also the updates of the average.
     pub updates: u64,
     pub stopping: EarlyStopping,
+    /// The run ended because no epoch was better for too long.
+    pub stopped_early: bool,
     /// Metrics of the best epoch.
     pub best: Option<Metrics>,
-    /// Images of the training part, and a digest of their names and labels.
+    /// Images of the training part, and a digest of their names, sizes and labels.
     pub images: usize,
     pub digest: String,
+    /// A digest of the validation part, where there is one.
+    pub val_digest: Option<String>,
     /// mAP50-95 by class of the last validation, for `--image-weights`; empty before it and without the flag.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub class_maps: Vec<f64>,
@@ -66,9 +70,11 @@ impl RunState {
             accumulator: Accumulator::default(),
             updates: 0,
             stopping: EarlyStopping::default(),
+            stopped_early: false,
             best: None,
             images,
             digest,
+            val_digest: None,
             class_maps: Vec::new(),
             options,
             hyp,
@@ -169,20 +175,21 @@ pub fn save_last(
     model: &Model,
     names: &[String],
     state: &RunState,
-    tensors: &RunTensors,
+    tensors: RunTensors,
 ) -> Result<(), TrainError> {
-    let mut all = tensors.ema.clone();
-    let mut add = |part: &str, tensors: &NamedTensors| -> Result<(), TrainError> {
-        for (name, tensor) in tensors.iter() {
-            all.insert(format!("{RESUME}{part}/{name}"), tensor.dims.clone(), tensor.values.clone())?;
+    // Nothing is copied: a run's tensors may be a third of the memory there is.
+    let mut all = tensors.ema;
+    let mut add = |part: &str, tensors: NamedTensors| -> Result<(), TrainError> {
+        for (name, tensor) in tensors {
+            all.insert(format!("{RESUME}{part}/{name}"), tensor.dims, tensor.values)?;
         }
         Ok(())
     };
-    add("weights", &tensors.raw)?;
-    for (i, state) in tensors.states.iter().enumerate() {
+    add("weights", tensors.raw)?;
+    for (i, state) in tensors.states.into_iter().enumerate() {
         add(&format!("state{i}"), state)?;
     }
-    if let Some(gradients) = &tensors.gradients {
+    if let Some(gradients) = tensors.gradients {
         add("gradients", gradients)?;
     }
     let mut meta = WeightsMeta::of(model, names.to_vec(), false);
@@ -309,28 +316,23 @@ pub fn load_last(path: &Path) -> Result<Checkpoint, TrainError> {
         return Err(broken(format!("its state has version {}, this program reads {VERSION}", version.version)));
     }
     let state: RunState = serde_json::from_str(text).map_err(|e| broken(format!("the run's state: {e}")))?;
-    let part = |prefix: &str| -> Result<NamedTensors, TrainError> {
-        let mut tensors = NamedTensors::new();
-        for (name, tensor) in loaded.tensors.iter() {
-            if let Some(name) = name.strip_prefix(prefix) {
-                tensors.insert(name, tensor.dims.clone(), tensor.values.clone())?;
+    let (mut ema, mut raw, mut gradients) = (NamedTensors::new(), NamedTensors::new(), NamedTensors::new());
+    let mut states = vec![NamedTensors::new(); state.options.optimizer.kind().states()];
+    for (name, tensor) in loaded.tensors {
+        let (part, name) = match name.strip_prefix(RESUME).map(|rest| rest.split_once('/').unwrap_or((rest, ""))) {
+            None => (Some(&mut ema), name.as_str()),
+            Some(("weights", name)) => (Some(&mut raw), name),
+            Some(("gradients", name)) => (Some(&mut gradients), name),
+            Some((part, name)) => {
+                let index = part.strip_prefix("state").and_then(|i| i.parse::<usize>().ok());
+                (index.and_then(|i| states.get_mut(i)), name)
             }
+        };
+        if let Some(part) = part {
+            part.insert(name, tensor.dims, tensor.values)?;
         }
-        Ok(tensors)
-    };
-    let mut ema = NamedTensors::new();
-    for (name, tensor) in loaded.tensors.iter().filter(|(name, _)| !name.starts_with(RESUME)) {
-        ema.insert(name, tensor.dims.clone(), tensor.values.clone())?;
     }
-    let states = state.options.optimizer.kind().states();
-    let states = (0..states).map(|i| part(&format!("{RESUME}state{i}/"))).collect::<Result<Vec<_>, _>>()?;
-    let gradients = part(&format!("{RESUME}gradients/"))?;
-    let tensors = RunTensors {
-        ema,
-        raw: part(&format!("{RESUME}weights/"))?,
-        states,
-        gradients: Some(gradients).filter(|g| !g.is_empty()),
-    };
+    let tensors = RunTensors { ema, raw, states, gradients: Some(gradients).filter(|g| !g.is_empty()) };
     if tensors.states.iter().any(NamedTensors::is_empty)
         || (state.accumulator.pending > 0 && tensors.gradients.is_none())
     {

@@ -164,23 +164,6 @@ pub(crate) fn tell_labels(samples: &[Sample], names: &[String], observer: &mut d
     }
 }
 
-/// A digest of the names and labels of a set, to notice that it changed between two sittings.
-pub(crate) fn digest(samples: &[Sample]) -> String {
-    // FNV-1a over 64 bits: a change must be noticed, nobody attacks it.
-    let mut hash = 0xCBF2_9CE4_8422_2325u64;
-    let mut add =
-        |bytes: &[u8]| bytes.iter().for_each(|&b| hash = (hash ^ u64::from(b)).wrapping_mul(0x0100_0000_01B3));
-    for sample in samples {
-        add(sample.path.file_name().unwrap_or_default().as_encoded_bytes());
-        add(&[sample.width.to_le_bytes(), sample.height.to_le_bytes()].concat());
-        for l in &sample.labels {
-            add(&l.class.to_le_bytes());
-            [l.cx, l.cy, l.w, l.h].iter().for_each(|v| add(&v.to_bits().to_le_bytes()));
-        }
-    }
-    format!("{hash:016x}")
-}
-
 /// Where [`Cache::Disk`] keeps the pictures of a data set.
 #[derive(Clone, Debug)]
 pub(crate) struct PictureFolder {

@@ -1,8 +1,8 @@
 //! What must be settled before the first batch: options checked, a run resumed or begun, model and weights found.
 
 use crate::checkpoint::{self, Checkpoint};
+use crate::fingerprint::Fingerprint;
 use crate::hyp::Hyp;
-use crate::image_set;
 use crate::schedule::{Decay, Schedule};
 use crate::{LrScale, Observer, Resume, TrainError, TrainOptions};
 use data::Dataset;
@@ -62,12 +62,18 @@ pub(crate) fn settle(wish: &TrainOptions, observer: &mut dyn Observer) -> Result
     let options = merge(&path, wish, &saved.state.options, observer, &mut notes)?;
     check(&options)?;
     let done = saved.state.epoch;
+    let ended = |message: String, hint: String| TrainError::Resume { path: path.clone(), message, hint: Some(hint) };
     if done >= options.epochs {
-        return Err(TrainError::Resume {
-            path,
-            message: format!("all {done} epochs of it are done"),
-            hint: Some(format!("to train on, ask for more: --epochs {}", done + 10)),
-        });
+        let message = format!("all {done} epochs of it are done");
+        return Err(ended(message, format!("to train on, ask for more: --epochs {}", done + 10)));
+    }
+    if saved.state.stopped_early && saved.state.stopping.stops(done.saturating_sub(1), options.patience) {
+        let (best, since) = (saved.state.stopping.best_epoch, done.saturating_sub(saved.state.stopping.best_epoch + 1));
+        let message = format!("it stopped early: no improvement in the {since} epochs since epoch {best}");
+        return Err(ended(
+            message,
+            format!("to train on, ask for more patience: --patience {}; 0 never stops", since + 50),
+        ));
     }
     notes.iter().for_each(|note| observer.info(note));
     let place = if saved.state.batch > 0 { format!(", batch {}", saved.state.batch) } else { String::new() };
@@ -118,10 +124,11 @@ fn merge(
             changed.push(format!("--{} {} -> {}", flag_of(key), text(&old), text(value)));
             merged.insert(key.clone(), value.clone());
         } else {
-            return Err(TrainError::Resume {
+            return Err(TrainError::ResumeOption {
                 path: path.to_path_buf(),
-                message: format!("--{} {} was asked for, but the run has {}", flag_of(key), text(value), text(&old)),
-                hint: Some("leave the flag out, or start a new run from its weights with --weights".to_owned()),
+                flag: flag_of(key),
+                asked: text(value),
+                kept: text(&old),
             });
         }
     }
@@ -338,18 +345,25 @@ pub(crate) fn begin(
     Ok((model, tensors, format!("{} of {} tensors from {}", report.transferred, report.total, path.display())))
 }
 
-/// Refuses to go on with other images than the run began with.
-pub(crate) fn check_same_images(path: &Path, saved: &Checkpoint, samples: &[data::Sample]) -> Result<(), TrainError> {
-    let digest = image_set::digest(samples);
-    if saved.state.digest == digest {
+/// Refuses to go on with other images than the run in `folder` began with, and names them.
+pub(crate) fn check_same_images(
+    path: &Path,
+    folder: &Path,
+    saved: &Checkpoint,
+    now: &Fingerprint,
+    count: usize,
+) -> Result<(), TrainError> {
+    if saved.state.digest == now.digest() {
         return Ok(());
     }
+    let known = Fingerprint::read(folder).filter(|before| before.digest() == saved.state.digest);
+    let changes = known.map(|before| format!("; {}", before.changes(now))).unwrap_or_default();
     Err(TrainError::Resume {
         path: path.to_path_buf(),
         message: format!(
-            "the training part has changed since it began ({} images then, {} now): it would not be the same run",
+            "the training part has changed since it began ({} images then, {count} now{changes}): it would not be the \
+             same run",
             saved.state.images,
-            samples.len()
         ),
         hint: Some("start a new run from its weights with --weights".to_owned()),
     })

@@ -3,6 +3,7 @@
 use crate::checkpoint::{RunState, RunTensors};
 use crate::device::Device;
 use crate::evaluate::{EvalSettings, Evaluation, Evaluator, evaluate};
+use crate::fingerprint::Fingerprint;
 use crate::footprint::{self, Footprint, Room};
 use crate::image_set::{self, CacheWish, ScanWish, loader_options};
 use crate::plans::{GraphSettings, InputShape, TrainingSettings, loss_config};
@@ -11,7 +12,9 @@ use crate::setup::{self, Settled};
 use crate::step::{StepPlan, Stepper};
 use crate::summary::{TrainEnd, TrainSummary};
 use crate::work::{self, Failure, Work, WorkSettings};
-use crate::{Cache, Observer, Partners, Progress, TrainError, TrainOptions, TrainProgress, pictures};
+use crate::{
+    Cache, Observer, Partners, Progress, TrainError, TrainOptions, TrainProgress, leftovers, new_length, pictures,
+};
 use data::{Batch, ImagePool, Loader, Split};
 use detect::LossConfig;
 use graph::{Level, Recompute};
@@ -86,7 +89,13 @@ enum EpochEnd {
 impl Run {
     fn prepare(device: Device, settled: Settled, observer: &mut dyn Observer) -> Result<Self, TrainError> {
         let Settled { options, hyp, resumed } = settled;
-        let dataset = image_set::load_dataset(&options.data, observer)?;
+        let dataset = image_set::load_dataset(&options.data, observer).map_err(|e| match e {
+            TrainError::Missing { what, path, .. } if resumed.is_some() => {
+                let hint = "where the data set has moved since, name its YAML with --data".to_owned();
+                TrainError::Missing { what, path, hint: Some(hint) }
+            }
+            other => other,
+        })?;
         let names = setup::class_names(&dataset, options.single_cls);
         let (model, start) = match &resumed {
             Some((path, saved)) => (saved.model(path)?, None),
@@ -116,8 +125,9 @@ impl Run {
         };
         let (samples, _) = image_set::scan(&dataset, wish(Split::Train, true), observer)?;
         image_set::tell_labels(&samples, &names, observer);
+        let fingerprint = Fingerprint::of(&samples);
         if let Some((path, saved)) = &resumed {
-            setup::check_same_images(path, saved, &samples)?;
+            setup::check_same_images(path, &folder_of(path), saved, &fingerprint, samples.len())?;
         }
         let asked = usize::try_from(options.batch_size).unwrap_or(1);
         let batch = asked.min(samples.len());
@@ -140,6 +150,17 @@ impl Run {
             None
         };
 
+        let val_digest = val_samples.as_ref().map(|val| Fingerprint::of(val).digest());
+        if let Some((_, saved)) = &resumed
+            && let (Some(before), Some(now)) = (&saved.state.val_digest, &val_digest)
+            && before != now
+        {
+            observer.warn(
+                "the validation part has changed since the run began: metrics before and after cannot be compared, and \
+                 the best epoch is chosen among both",
+            );
+        }
+
         let config = work::augment_config(&hyp, options.partners);
         let work = WorkSettings {
             samples: Arc::clone(&samples),
@@ -154,8 +175,13 @@ impl Run {
             multi_scale: options.multi_scale,
             weights: None,
         };
-        let schedule = setup::schedule(&options, &hyp, work.batches(), batch, observer);
         let (smallest_side, largest_side) = work.sides();
+        let schedule = setup::schedule(&options, &hyp, work.batches(), batch, observer);
+        if let Some((_, saved)) = &resumed {
+            let mut before = schedule.clone();
+            before.epochs = saved.state.options.epochs;
+            new_length::tell(&before, &schedule, saved.state.epoch, options.close_mosaic, observer);
+        }
         let recompute = options.memory_budget.map_or(Recompute::Level(Level::KeepAll), Recompute::Budget);
         let loss = loss_config(&model, &hyp);
         // Smoothing is for learning: the validation loss keeps the labels as they are.
@@ -221,7 +247,10 @@ impl Run {
         let settings = settings(batch);
         let (samples_of_pool, val_of_pool) = (Arc::clone(&samples), val_samples.clone());
         let (pool, val_pool) = image_set::pools(samples_of_pool, val_of_pool, size, wish, disk, room, observer)?;
-        // From here on memory is allocated.
+        if observer.should_stop() {
+            return Err(TrainError::Stopped { what: "the preparation" });
+        }
+        // From here on memory is allocated and files are written.
         if let Some(plan) = planned {
             evaluator.reserve(plan);
         }
@@ -233,7 +262,7 @@ impl Run {
             (Some((path, saved)), _) => {
                 folder = folder_of(&path);
                 let saved = *saved;
-                (RunState { options: options.clone(), ..saved.state }, saved.tensors)
+                (RunState { options: options.clone(), stopped_early: false, ..saved.state }, saved.tensors)
             }
             (None, start) => {
                 folder = report::run_folder::create_run_folder(&options.project, &options.name, options.exist_ok)?;
@@ -242,15 +271,22 @@ impl Run {
                     observer.warn(&format!("--exist-ok: {place} holds an earlier run, whose files are written over"));
                 }
                 let (tensors, origin) = start.unwrap_or_else(|| (NamedTensors::new(), String::new()));
-                let digest = image_set::digest(&samples);
+                let digest = fingerprint.digest();
                 let saved = TrainOptions { resume: None, ..options.clone() };
                 let state = RunState::new(saved, hyp.clone(), samples.len(), digest, origin);
                 (state, RunTensors { ema: tensors.clone(), raw: tensors, states: Vec::new(), gradients: None })
             }
         };
+        let state = RunState { val_digest: val_digest.or(state.val_digest), ..state };
         stepper.load(&tensors)?;
         let weights = folder.join("weights");
         std::fs::create_dir_all(&weights).map_err(TrainError::io("create", &weights))?;
+        leftovers::check_writable(&weights)?;
+        let swept = leftovers::sweep(&folder);
+        if swept > 0 {
+            observer.info(&format!("{swept} half-written files of a run that was killed are removed"));
+        }
+        fingerprint.write(&folder)?;
         report::atomic::write_bytes_atomic(&folder.join("hyp.yaml"), hyp.to_yaml().as_bytes())?;
         let opt_path = folder.join("opt.yaml");
         // Fails on paths that are no UTF-8, which a checkpoint could not hold either: better now than after an epoch.

@@ -6,5 +6,7 @@ mod end_to_end;
 mod harness;
 mod help;
 mod info;
+#[cfg(unix)]
+mod signals;
 mod train;
 mod usage;

@@ -107,15 +107,33 @@ fn training_mode_head_maps_agree() {
         step.upload(&pictures("image", batch, h, w), &targets);
         step.run();
         let expected = testkit::arrays(&format!("models/{case}.safetensors"));
+        let statistics = &testkit::json(&format!("models/{case}.json"))["train_heads"];
         let heads = step.heads.clone();
         for branch in &heads.branches {
             for (l, level) in branch.levels.iter().enumerate() {
                 let got = first256(&step, level.boxes, level.classes);
                 let want = &expected[&format!("train_{}_{l}_first256", branch.name)].data;
                 assert_close(&format!("{case} {} level {l}", branch.name), &got, want, 1.5e-3, 0.0);
+                let whole = &statistics[format!("{}_{l}", branch.name)];
+                let maps = [level.boxes, level.classes].map(|t| step.executor.download_elements(step.plan, t));
+                let number = |key: &str| whole[key].as_f64().expect("a number");
+                for (suffix, values) in [("_box", maps[0].clone()), ("", maps.concat())] {
+                    let (mean, std) = mean_and_std(&values);
+                    let want = [number(&format!("mean{suffix}")), number(&format!("std{suffix}"))];
+                    let what = format!("{case} {} level {l}, mean and spread{suffix}", branch.name);
+                    assert_close(&what, &[mean, std], &want, 1e-4, 1e-4);
+                }
             }
         }
     }
+}
+
+/// Over all values, the spread with one degree of freedom less.
+fn mean_and_std(values: &[f32]) -> (f64, f64) {
+    let count = values.len() as f64;
+    let mean = values.iter().map(|&v| f64::from(v)).sum::<f64>() / count;
+    let squares = values.iter().map(|&v| (f64::from(v) - mean).powi(2)).sum::<f64>();
+    (mean, (squares / (count - 1.0)).sqrt())
 }
 
 /// The first 256 values of a head map as (B, 64 + nc, h, w).

@@ -9,3 +9,4 @@ mod forward;
 mod gradients;
 mod threads;
 mod training;
+mod zoo;

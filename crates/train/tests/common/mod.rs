@@ -71,6 +71,7 @@ pub fn tiny(folder: &Path, data: &Path, name: &str) -> TrainOptions {
 }
 
 /// Remembers lines, and stops after some training batches.
+#[allow(dead_code, reason = "not every binary of tests needs it")]
 #[derive(Default)]
 pub struct Memory {
     pub lines: Vec<String>,

@@ -75,7 +75,7 @@ mod tests {
             (Number::I16, &[16256., 0., 0., -16384.]),
             (Number::I32, &[16256., -1_073_741_824.]),
             (Number::BF16, &[1., 0., 0., -2.]),
-            (Number::F32, &[2.278_018e-41, -2.]),
+            (Number::F32, &[f32::from_bits(0x3F80), -2.]),
             (Number::F64, &[-2.]),
         ];
         for (number, want) in cases {

@@ -178,3 +178,80 @@ fn written_archives_have_pytorchs_layout() {
     assert!(id.len() == 40 && id.bytes().all(|b| b.is_ascii_digit()), "{id}");
     assert_eq!(zip.len(), tensors.len() + 6);
 }
+
+/// A small file of `tests/fixtures`, described there.
+fn small(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+#[test]
+fn every_type_and_view_is_read_in_every_protocol() {
+    for name in ["types-p2.pt", "types-p5.pt"] {
+        let weights = weights::load(&small(name)).unwrap();
+        let get = |tensor: &str| {
+            let tensor = weights.tensors.get(tensor).unwrap();
+            (tensor.dims.clone(), tensor.values.clone())
+        };
+        for kind in ["half", "bfloat16", "float", "double", "long", "int", "short", "char", "byte"] {
+            assert_eq!(get(kind), (vec![2, 2], vec![1.0, 2.0, 3.0, 4.0]), "{name}: {kind}");
+        }
+        assert_eq!(get("bool"), (vec![3], vec![1.0, 0.0, 1.0]));
+        // (i, j, k) is element (j, k, i + 1) of (2, 3, 4).
+        let strided = (0..3).flat_map(|i| (0..6).map(move |jk| (jk * 4 + i + 1) as f32)).collect();
+        assert_eq!(get("strided"), (vec![3, 2, 3], strided));
+        assert_eq!(get("view"), (vec![4], vec![5.0, 6.0, 7.0, 8.0]));
+        assert_eq!(get("whole").1, (0..24).map(|i| i as f32).collect::<Vec<_>>());
+        assert_eq!(get("scalar"), (vec![], vec![7.0]));
+        assert_eq!(get("empty"), (vec![0, 3], vec![]));
+        assert_eq!(get("parameter"), (vec![2], vec![1.5, 2.5]));
+        assert_eq!(get("expanded"), (vec![2, 2], vec![9.0; 4]));
+        assert_eq!(get("channels_last"), (vec![1, 3, 2, 2], (0..12).map(|i| i as f32).collect()));
+        assert_eq!(weights.notes[0], "the weights under 'model_state_dict' of epoch 4 are taken");
+    }
+}
+
+#[test]
+fn a_module_of_any_class_gives_the_names_of_its_state_dict() {
+    let weights = weights::load(&small("module.pt")).unwrap();
+    let names: Vec<&str> = weights.tensors.iter().map(|(name, _)| name).collect();
+    let bn = ["weight", "bias", "running_mean", "running_var", "num_batches_tracked"].map(|n| format!("bn.{n}"));
+    let mut want = vec!["kept", "conv.weight"];
+    want.extend(bn.iter().map(String::as_str));
+    want.extend(["list.0.weight", "list.0.bias", "tied.weight", "tied.bias"]);
+    assert_eq!(names, want);
+    assert_eq!(weights.tensors.get("tied.bias"), weights.tensors.get("list.0.bias"));
+    assert_eq!((weights.meta, weights.notes), (None, vec!["its model has no description (attribute yaml)".to_owned()]));
+}
+
+#[test]
+fn a_fused_model_with_a_description_of_its_own_is_described() {
+    let weights = weights::load(&small("fused.pt")).unwrap();
+    let meta = weights.meta.unwrap();
+    assert_eq!((meta.model.as_str(), meta.nc, meta.folded), ("tiny-d", 3, true));
+    assert_eq!(meta.names, ["a", "b", "2"]);
+    assert_eq!(meta.strides, [8, 16, 32]);
+    let extra = [("best_fitness", "0.125"), ("date", "2026-01-02T03:04:05"), ("epochs", "1"), ("part", "model")];
+    assert_eq!(meta.extra, extra.map(|(k, v)| (k.to_owned(), v.to_owned())).into());
+    let want = "nc: 3\ndepth_multiple: 1.0\nwidth_multiple: 1\nanchors: [[10, 13, 16, 30], [1, 2, 3, 4]]\n\
+                activation: \"nn.LeakyReLU(0.1)\"\nch: 3\nbackbone:\n  - [-1, 1, Conv, [8, 3, 2]]\n";
+    assert!(meta.yaml.starts_with(want), "{}", meta.yaml);
+    assert!(meta.yaml.ends_with("  - [[2, 3, 4], 1, DDetect, [nc]]\n"), "{}", meta.yaml);
+    assert!(meta.yaml.contains("  - [-1, 1, nn.Upsample, [null, 2, nearest]]\n"), "{}", meta.yaml);
+    assert_eq!(meta.model().unwrap().layers.len(), 8);
+}
+
+#[test]
+fn an_unknown_architecture_gives_its_tensors_and_says_so() {
+    let weights = weights::load(&small("unknown-block.pt")).unwrap();
+    assert_eq!((weights.tensors.len(), weights.meta), (4, None));
+    assert!(weights.notes[0].contains("not one that this program knows") && weights.notes[0].contains("Mystery"));
+}
+
+#[test]
+fn formats_that_are_not_read_are_named() {
+    for (name, want) in [("before-1.6.pt", "before 1.6\n  hint: re-save it"), ("torchscript.pt", "TorchScript archive")]
+    {
+        let error = weights::load(&small(name)).unwrap_err().to_string();
+        assert!(error.contains(want), "{error}");
+    }
+}

@@ -175,8 +175,19 @@ fn counts_beyond_the_pickle_are_errors() {
         let error = folder.refused_pickle(pickle);
         assert!(error.contains(want), "{pickle:?}: {error}");
     }
+    // One long text, named as a class over and over, or made a tensor over and over.
+    let name = [b"X\0\0\x10\0".to_vec(), vec![0xFF; 1 << 20], b"q\x01".to_vec()].concat();
+    let pickle = [b"\x80\x04".to_vec(), name, b"h\x01h\x01\x93".repeat(100_000), b".".to_vec()].concat();
+    assert!(folder.refused_pickle(&pickle).contains("names a class"));
+    let list = tuple(&vec![int(1); 32]);
+    let storage = tuple(&[text("storage"), b"ctorch\nFloatStorage\n".to_vec(), text("0"), text("cpu"), int(4)]);
+    let args = tuple(&[[storage, b"Q".to_vec()].concat(), int(0), list.clone(), list]);
+    let function = b"ctorch._utils\n_rebuild_tensor\nq\x01".to_vec();
+    let calls = b"h\x01h\x02R".repeat(300_000);
+    let pickle = [b"\x80\x02".to_vec(), function, args, b"q\x02".to_vec(), calls, b".".to_vec()].concat();
+    assert!(folder.refused_pickle(&pickle).contains("more than 262144 tensors"));
     let steps = [b"\x80\x02", &b"N0".repeat(5 << 20)[..], b"N."].concat();
-    assert!(folder.refused_pickle(&steps).contains("more than 8388608 steps"));
+    assert!(folder.refused_pickle(&steps).contains("more than 4194304 steps"));
 }
 
 #[test]
@@ -243,6 +254,10 @@ fn archives_that_lie_are_errors() {
         lying[end + 10..end + 12].copy_from_slice(&count.to_le_bytes());
         assert!(load(&folder.file(&lying)).is_err(), "{count}");
     }
+    // An entry that is compressed by its header.
+    let mut deflated = good.clone();
+    deflated[entry + 10] = 8;
+    assert!(folder.refused(&deflated).contains("x/data/0 is compressed"));
     // Two entries of one name.
     let twice = archive(&[("data.pkl", &dict(b"N")), ("data/0", &[0; 16]), ("data/1", &[0; 16])]);
     let twice = replace(&twice, b"x/data/1", b"x/data/0");

@@ -39,11 +39,17 @@ impl Archive {
         if zip.has_duplicate_names() {
             return Err("a zip archive with two entries of one name".into());
         }
+        let root = root(&zip)?;
         let total = (0..zip.len()).try_fold(0u64, |sum, i| {
-            let entry = zip.by_index_raw(i).map_err(|e| damaged("an entry", &e))?;
+            let entry = zip.by_index_raw(i).map_err(|e| damaged(&format!("number {i}"), &e))?;
+            if entry.compression() != CompressionMethod::Stored || entry.encrypted() {
+                let name = shown(&String::from_utf8_lossy(entry.name_raw()));
+                return Err(format!(
+                    "a zip archive whose entry {name} is compressed or encrypted, which PyTorch's files are not"
+                ));
+            }
             Ok::<_, String>(sum.saturating_add(entry.size().max(entry.compressed_size())))
         })?;
-        let root = root(&zip)?;
         if total > length {
             return Err(format!("its entries claim {total} bytes, the file has {length}"));
         }
@@ -80,7 +86,7 @@ impl Archive {
     /// Verifies the checksums of entries that were not needed: damage anywhere is worth an error.
     pub fn verify_rest(&mut self) -> Result<()> {
         for index in (0..self.zip.len()).filter(|i| !self.read.contains(i)) {
-            let mut entry = self.zip.by_index(index).map_err(|e| damaged("an entry", &e))?;
+            let mut entry = self.zip.by_index(index).map_err(|e| damaged(&format!("number {index}"), &e))?;
             let name = String::from_utf8_lossy(entry.name_raw()).into_owned();
             std::io::copy(&mut entry, &mut std::io::sink()).map_err(|e| damaged(&name, &e))?;
         }
@@ -91,9 +97,6 @@ impl Archive {
         let Some(index) = self.zip.index_for_name(&format!("{}{name}", self.root)) else { return Ok(None) };
         let mut entry = self.zip.by_index(index).map_err(|e| damaged(name, &e))?;
         let size = entry.size();
-        if entry.compression() != CompressionMethod::Stored || entry.compressed_size() != size {
-            return Err(format!("its entry {} is compressed, which PyTorch's files are not", shown(name)));
-        }
         if size > limit {
             return Err(format!("its entry {} has {size} bytes, at most {limit} are read", shown(name)));
         }

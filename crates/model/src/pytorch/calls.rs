@@ -7,6 +7,10 @@ type Result<T> = std::result::Result<T, String>;
 
 /// Most dimensions of a tensor.
 const MAX_DIMS: usize = 32;
+/// Most tensors of a pickle: those of a model, its average and its optimiser.
+const MAX_TENSORS: usize = 1 << 18;
+/// Longest key of a storage, in bytes.
+const MAX_KEY: usize = 255;
 /// Functions within each other's arguments.
 const MAX_WRAPPERS: usize = 4;
 
@@ -35,13 +39,12 @@ pub(crate) fn known<'a>(values: &mut Values<'a>, callable: Id, args: Id) -> Resu
                 }
                 _ => None,
             },
-            ("collections", "OrderedDict" | "defaultdict" | "Counter") | ("builtins" | "__builtin__", "dict") => {
-                let start = if name == "defaultdict" { items.get(1).copied() } else { first };
-                match start {
-                    None => Some(Value::Dict(Vec::new())),
-                    Some(start) => pairs_of(values, start).map(Value::Dict),
-                }
-            }
+            ("collections", "OrderedDict") => match first {
+                None => Some(Value::Dict(Vec::new())),
+                Some(first) => take_pairs(values, first).map(Value::Dict),
+            },
+            // Its factory, which fills in what is missing, and no pairs.
+            ("collections", "defaultdict") if items.len() <= 1 => Some(Value::Dict(Vec::new())),
             ("builtins" | "__builtin__", "set" | "frozenset") => match first {
                 None => Some(Value::Set(Vec::new())),
                 // Elements are moved, not copied: calls of a large list over and over must stay cheap.
@@ -53,6 +56,12 @@ pub(crate) fn known<'a>(values: &mut Values<'a>, callable: Id, args: Id) -> Resu
             _ => None,
         };
         let Some(result) = result else { return Ok(None) };
+        if matches!(result, Value::Tensor(_)) {
+            values.tensors += 1;
+            if values.tensors > MAX_TENSORS {
+                return Err(format!("its pickle has more than {MAX_TENSORS} tensors"));
+            }
+        }
         let id = values.add(result);
         values.nest(id, args)?;
         return Ok(Some(id));
@@ -60,20 +69,16 @@ pub(crate) fn known<'a>(values: &mut Values<'a>, callable: Id, args: Id) -> Resu
     Err("a tensor of its pickle is wrapped too often".into())
 }
 
-/// Pairs that a dict is made of: few, as only old files spell them out.
-fn pairs_of(values: &Values, start: Id) -> Option<Vec<(Id, Id)>> {
-    const MAX_COPIED: usize = 64;
-    if let Some(pairs) = values.pairs(start) {
-        return (pairs.len() <= MAX_COPIED).then(|| pairs.to_vec());
-    }
-    let items = values.sequence(start).filter(|items| items.len() <= MAX_COPIED)?;
-    items
-        .iter()
-        .map(|&pair| match values.sequence(pair) {
-            Some(&[key, value]) => Some((key, value)),
-            _ => None,
-        })
-        .collect()
+/// Pairs that a dict is made of, as old files spell them out. Moved, not copied, as the elements of a set are.
+fn take_pairs(values: &mut Values, start: Id) -> Option<Vec<(Id, Id)>> {
+    let Value::List(items) = values.get(start) else { return None };
+    let pair = |&pair: &Id| match values.sequence(pair) {
+        Some(&[key, value]) => Some((key, value)),
+        _ => None,
+    };
+    let pairs = items.iter().map(pair).collect::<Option<_>>()?;
+    *values.get_mut(start) = Value::List(Vec::new());
+    Some(pairs)
 }
 
 /// `(storage, offset, size, stride, ..)`.
@@ -113,6 +118,9 @@ pub(crate) fn storage<'a>(values: &Values<'a>, id: Id) -> Result<Value<'a>> {
     let torch = module == "torch" || module.starts_with("torch.");
     let elements = values.int(elements).and_then(|v| u64::try_from(v).ok());
     let (true, Value::Text(key), Some(elements)) = (torch, values.get(key), elements) else { return Err(broken()) };
+    if key.len() > MAX_KEY {
+        return Err(broken());
+    }
     let (class, key): (Cow<'a, str>, Cow<'a, str>) = (name.clone(), key.clone());
     Ok(Value::Storage(Box::new(Storage { class, key, elements })))
 }

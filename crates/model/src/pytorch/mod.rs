@@ -1,8 +1,8 @@
 //! PyTorch's files: checkpoints and state dicts are read, state dicts are written.
 //!
 //! A `.pt` file is a zip archive with a pickle, which is a program that builds objects. Here it is parsed and never
-//! run: classes and functions are names, their instances inert values ([`value`]), and only what tensors need is
-//! understood ([`calls`]). So a checkpoint of whole pickled modules gives its tensors without the code of their
+//! run: classes and functions are names, their instances inert values (`value`), and only what tensors need is
+//! understood (`calls`). So a checkpoint of whole pickled modules gives its tensors without the code of their
 //! classes, and a hostile file can do no more than be refused.
 
 mod archive;

@@ -10,7 +10,9 @@ use std::borrow::Cow;
 /// Longest pickle, in bytes.
 pub(crate) const MAX_BYTES: u64 = 64 << 20;
 /// Most opcodes. The largest models need about a million.
-const MAX_OPCODES: usize = 8 << 20;
+const MAX_OPCODES: usize = 4 << 20;
+/// Longest name of a class or of its module, in bytes.
+const MAX_NAME: usize = 1024;
 /// Most values kept for later use.
 const MAX_MEMO: usize = 4 << 20;
 
@@ -228,6 +230,11 @@ impl<'a> Machine<'a> {
         if !matches!(self.values.get(args), Value::Tuple(_)) {
             return Err("its pickle calls something without a tuple of arguments".into());
         }
+        // Protocols 0 and 1 make objects by a function whose first argument is their class.
+        let callable = match (self.values.global(callable), self.values.sequence(args)) {
+            (Some(("copy_reg" | "copyreg", "_reconstructor")), Some(&[class, ..])) => class,
+            _ => callable,
+        };
         let id = match calls::known(&mut self.values, callable, args)? {
             Some(id) => id,
             None => self.object(callable, args)?,
@@ -321,8 +328,12 @@ impl<'a> Machine<'a> {
                 self.push(Value::Text(unquoted(line).into()));
             }
             b'V' => {
+                // Protocol 0 writes Latin-1.
                 let line = self.input.line()?;
-                self.push_text(line);
+                match line.is_ascii() {
+                    true => self.push_text(line),
+                    false => self.push(Value::Text(line.iter().map(|&b| char::from(b)).collect())),
+                }
             }
             b'T' | b'X' | b'B' => {
                 let length = self.input.u32()?;
@@ -420,6 +431,10 @@ impl<'a> Machine<'a> {
                 let (Value::Text(module), Value::Text(name)) = (self.values.get(module), self.values.get(name)) else {
                     return Err("its pickle names a class by something that is no text".into());
                 };
+                // Before the copy: one long text could be named over and over.
+                if module.len().max(name.len()) > MAX_NAME {
+                    return Err(format!("its pickle names a class {}", shown(name)));
+                }
                 let id = self.global(module.clone(), name.clone())?;
                 self.stack.push(id);
             }
@@ -467,4 +482,49 @@ fn unquoted(line: &str) -> &str {
     let line = line.trim();
     let inner = ['\'', '"'].iter().find_map(|&q| line.strip_prefix(q)?.strip_suffix(q));
     inner.unwrap_or(line)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A value as Python would write it.
+    fn show(values: &Values, id: Id) -> String {
+        let list = |items: &[Id]| items.iter().map(|&i| show(values, i)).collect::<Vec<_>>().join(",");
+        match values.get(id) {
+            Value::Int(v) => v.to_string(),
+            Value::Float(v) => v.to_string(),
+            Value::Text(v) => v.to_string(),
+            Value::Bool(v) => v.to_string(),
+            Value::None => "None".into(),
+            Value::Wide => "wide".into(),
+            Value::List(items) => format!("[{}]", list(items)),
+            Value::Tuple(items) => format!("({})", list(items)),
+            Value::Set(items) => format!("{{{}}}", list(items)),
+            Value::Dict(pairs) => {
+                pairs.iter().map(|&(k, v)| format!("{{{}:{}}}", show(values, k), show(values, v))).collect()
+            }
+            Value::Object(object) => {
+                format!("{}{}", values.describe(id), object.state.map_or(String::new(), |s| show(values, s)))
+            }
+            _ => values.describe(id),
+        }
+    }
+
+    #[test]
+    fn every_protocol_gives_the_same_values() {
+        let want = "[1,-70000,8589934592,wide,2.5,None,true,false,a\u{e9},(),(1),(1,2),(1,2,3,4),{k:[1]},{7},{8},m.C{x:3},300,a\u{e9}]";
+        let pickles: [&[u8]; 6] = [
+            b"(lp0\x0aI1\x0aaI-70000\x0aaL8589934592L\x0aaL1180591620717411303424L\x0aaF2.5\x0aaNaI01\x0aaI00\x0aaVa\xe9\x0ap1\x0aa(ta(I1\x0atp2\x0aa(I1\x0aI2\x0atp3\x0aa(I1\x0aI2\x0aI3\x0aI4\x0atp4\x0aa(dp5\x0aVk\x0ap6\x0a(lp7\x0aI1\x0aasac__builtin__\x0aset\x0ap8\x0a((lp9\x0aI7\x0aatp10\x0aRp11\x0aac__builtin__\x0afrozenset\x0ap12\x0a((lp13\x0aI8\x0aatp14\x0aRp15\x0aaccopy_reg\x0a_reconstructor\x0ap16\x0a(cm\x0aC\x0ap17\x0ac__builtin__\x0aobject\x0ap18\x0aNtp19\x0aRp20\x0a(dp21\x0aVx\x0ap22\x0aI3\x0asbaI300\x0aag1\x0aa.",
+            b"]q\x00(K\x01J\x90\xee\xfe\xffL8589934592L\x0aL1180591620717411303424L\x0aG@\x04\x00\x00\x00\x00\x00\x00NI01\x0aI00\x0aX\x03\x00\x00\x00a\xc3\xa9q\x01)(K\x01tq\x02(K\x01K\x02tq\x03(K\x01K\x02K\x03K\x04tq\x04}q\x05X\x01\x00\x00\x00kq\x06]q\x07K\x01asc__builtin__\x0aset\x0aq\x08(]q\x09K\x07atq\x0aRq\x0bc__builtin__\x0afrozenset\x0aq\x0c(]q\x0dK\x08atq\x0eRq\x0fccopy_reg\x0a_reconstructor\x0aq\x10(cm\x0aC\x0aq\x11c__builtin__\x0aobject\x0aq\x12Ntq\x13Rq\x14}q\x15X\x01\x00\x00\x00xq\x16K\x03sbM,\x01h\x01e.",
+            b"\x80\x02]q\x00(K\x01J\x90\xee\xfe\xff\x8a\x05\x00\x00\x00\x00\x02\x8a\x09\x00\x00\x00\x00\x00\x00\x00\x00@G@\x04\x00\x00\x00\x00\x00\x00N\x88\x89X\x03\x00\x00\x00a\xc3\xa9q\x01)K\x01\x85q\x02K\x01K\x02\x86q\x03(K\x01K\x02K\x03K\x04tq\x04}q\x05X\x01\x00\x00\x00kq\x06]q\x07K\x01asc__builtin__\x0aset\x0aq\x08]q\x09K\x07a\x85q\x0aRq\x0bc__builtin__\x0afrozenset\x0aq\x0c]q\x0dK\x08a\x85q\x0eRq\x0fcm\x0aC\x0aq\x10)\x81q\x11}q\x12X\x01\x00\x00\x00xq\x13K\x03sbM,\x01h\x01e.",
+            b"\x80\x03]q\x00(K\x01J\x90\xee\xfe\xff\x8a\x05\x00\x00\x00\x00\x02\x8a\x09\x00\x00\x00\x00\x00\x00\x00\x00@G@\x04\x00\x00\x00\x00\x00\x00N\x88\x89X\x03\x00\x00\x00a\xc3\xa9q\x01)K\x01\x85q\x02K\x01K\x02\x86q\x03(K\x01K\x02K\x03K\x04tq\x04}q\x05X\x01\x00\x00\x00kq\x06]q\x07K\x01ascbuiltins\x0aset\x0aq\x08]q\x09K\x07a\x85q\x0aRq\x0bcbuiltins\x0afrozenset\x0aq\x0c]q\x0dK\x08a\x85q\x0eRq\x0fcm\x0aC\x0aq\x10)\x81q\x11}q\x12X\x01\x00\x00\x00xq\x13K\x03sbM,\x01h\x01e.",
+            b"\x80\x04\x95y\x00\x00\x00\x00\x00\x00\x00]\x94(K\x01J\x90\xee\xfe\xff\x8a\x05\x00\x00\x00\x00\x02\x8a\x09\x00\x00\x00\x00\x00\x00\x00\x00@G@\x04\x00\x00\x00\x00\x00\x00N\x88\x89\x8c\x03a\xc3\xa9\x94)K\x01\x85\x94K\x01K\x02\x86\x94(K\x01K\x02K\x03K\x04t\x94}\x94\x8c\x01k\x94]\x94K\x01as\x8f\x94(K\x07\x90(K\x08\x91\x94\x8c\x01m\x94\x8c\x01C\x94\x93\x94)\x81\x94}\x94\x8c\x01x\x94K\x03sbM,\x01h\x01e.",
+            b"\x80\x05\x95y\x00\x00\x00\x00\x00\x00\x00]\x94(K\x01J\x90\xee\xfe\xff\x8a\x05\x00\x00\x00\x00\x02\x8a\x09\x00\x00\x00\x00\x00\x00\x00\x00@G@\x04\x00\x00\x00\x00\x00\x00N\x88\x89\x8c\x03a\xc3\xa9\x94)K\x01\x85\x94K\x01K\x02\x86\x94(K\x01K\x02K\x03K\x04t\x94}\x94\x8c\x01k\x94]\x94K\x01as\x8f\x94(K\x07\x90(K\x08\x91\x94\x8c\x01m\x94\x8c\x01C\x94\x93\x94)\x81\x94}\x94\x8c\x01x\x94K\x03sbM,\x01h\x01e.",
+        ];
+        for (protocol, pickle) in pickles.iter().enumerate() {
+            let (values, root) = parse(pickle).unwrap();
+            assert_eq!(show(&values, root), want, "protocol {protocol}");
+        }
+    }
 }

@@ -76,6 +76,8 @@ pub(crate) struct Values<'a> {
     all: Vec<Value<'a>>,
     /// How deep each one is nested, counted from its innermost part.
     depths: Vec<u16>,
+    /// Tensors among them.
+    pub tensors: usize,
 }
 
 impl<'a> Values<'a> {
@@ -89,7 +91,7 @@ impl<'a> Values<'a> {
 
     pub fn new() -> Self {
         let all = vec![Value::None, Value::Bool(true), Value::Bool(false), Value::Tuple(Vec::new())];
-        Self { depths: vec![0; all.len()], all }
+        Self { depths: vec![0; all.len()], all, tensors: 0 }
     }
 
     pub fn add(&mut self, value: Value<'a>) -> Id {

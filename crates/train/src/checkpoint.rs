@@ -268,8 +268,8 @@ pub fn load_weights(path: &Path) -> Result<Weights, TrainError> {
 
 fn load_any(path: &Path) -> Result<Weights, TrainError> {
     if !path.is_file() {
-        let hint = "weights come out of training (runs/train/NAME/weights/best.safetensors); files of other programs \
-                    must be safetensors with the reference's tensor names";
+        let hint = "weights come out of training (runs/train/NAME/weights/best.safetensors); checkpoints of \
+                    the reference trainer (.pt) are read too";
         return Err(TrainError::Missing { what: "the weight file", path: path.to_path_buf(), hint: Some(hint.into()) });
     }
     weights::load(path).map_err(|e| match e {

@@ -95,10 +95,6 @@ impl TrainError {
                 "the copy was cut short: fetch it again, or take best.safetensors of the same run with --weights"
                     .to_owned(),
             ),
-            Self::Checkpoint { message, .. } if message.contains("PyTorch") => Some(
-                "train with this program, or save the state dict as safetensors under the same parameter names"
-                    .to_owned(),
-            ),
             Self::Checkpoint { .. } => Some("take best.safetensors of a run, or another copy of the file".to_owned()),
             Self::NotFinite { kept, .. } => {
                 let weights = kept.as_ref().map(|p| format!("the last good weights are in {}; ", p.display()));

@@ -69,7 +69,7 @@ fn a_checkpoint_holds_all_that_a_run_is_made_of() {
     }
     assert_eq!(state["hyp"]["nominal_batch"], json!(6.0));
     let tensors = load(&last).tensors;
-    let (model, trained) = (load(&last).meta.unwrap().model().unwrap(), "model.1.conv.weight");
+    let (model, trained) = (model::fit(&load(&last), None, "last").unwrap().model, "model.1.conv.weight");
     for entry in model.training_state().unwrap() {
         assert!(tensors.get(&entry.name).is_some(), "{}", entry.name);
         assert!(tensors.get(&format!("resume/weights/{}", entry.name)).is_some(), "{}", entry.name);

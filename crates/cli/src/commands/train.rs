@@ -21,7 +21,7 @@ pub struct TrainArgs {
     /// Weights to start from; '' starts from scratch
     #[arg(long, value_name = "FILE", default_value = "", help_heading = "Model and data", hide_default_value = true)]
     weights: String,
-    /// Hyper-parameters: a YAML file, or a built-in one by name
+    /// Hyper-parameters: a YAML file, or a built-in one: hyp.scratch-low, -med and -high.yaml, hyp.demo.yaml
     #[arg(long, value_name = "FILE", default_value = "hyp.scratch-high.yaml", help_heading = "Model and data")]
     hyp: PathBuf,
     /// Treat all classes as one
@@ -83,6 +83,18 @@ pub struct TrainArgs {
     /// Where the other images of a mosaic come from: the N before it in the epoch's order, or the whole set (fresh)
     #[arg(long, value_name = "window:N|fresh", default_value_t = Partners::default(), help_heading = "Training")]
     partners: Partners,
+    /// Class targets of anchors with an object: 1 - E/2 for its class and E/2 for the others, times the target score
+    #[arg(long, value_name = "E", default_value_t = 0.0, help_heading = "Training")]
+    label_smoothing: f64,
+    /// Batches a step [default: as many as make up a nominal batch of 64]
+    #[arg(long, value_name = "N", help_heading = "Training")]
+    gradient_accumulation_steps: Option<usize>,
+    /// Learning rates grow with the images of a step
+    #[arg(long, value_name = "RULE", default_value = "none", value_parser = lr_scales(), help_heading = "Training")]
+    lr_scale: LrScale,
+    /// Images of a step that lr0 is meant for, for --lr-scale linear [default: the nominal batch]
+    #[arg(long, value_name = "N", help_heading = "Training")]
+    lr_base_batch: Option<usize>,
     /// Go on with the newest run, or with the one named
     #[arg(long, value_name = "RUN", num_args = 0..=1, default_missing_value = "", help_heading = "Training")]
     resume: Option<String>,
@@ -134,6 +146,11 @@ fn optimizers() -> impl TypedValueParser<Value = Optimizer> {
         .map(|typed| ALL.into_iter().find(|o| o.name().eq_ignore_ascii_case(&typed)).unwrap_or_default())
 }
 
+fn lr_scales() -> impl TypedValueParser<Value = LrScale> {
+    PossibleValuesParser::new(["none", "linear"])
+        .map(|typed| if typed == "linear" { LrScale::Linear } else { LrScale::None })
+}
+
 #[derive(Debug)]
 struct NotHere;
 
@@ -145,7 +162,6 @@ impl Table for NotHere {
             Flag::ignored("local_rank", One, "it belongs to the launcher of several processes"),
             Flag::ignored("sync-bn", None, "one device holds the whole batch"),
             Flag::ignored("noautoanchor", None, "the model has no anchors to fit"),
-            Flag::ignored("label-smoothing", One, "the loss does not use it, nor does that of the reference trainer"),
             Flag::ignored("entity", One, LOGGERS),
             Flag::ignored("upload_dataset", Optional, LOGGERS),
             Flag::ignored("bbox_interval", One, LOGGERS),
@@ -177,8 +193,8 @@ pub fn run(args: TrainArgs, given: Vec<String>) -> Result<(), Failure> {
     interrupt::graceful(true);
     let summary = train::run(&options(args, given), &mut Console::default())?;
     if summary.end == TrainEnd::Interrupted {
-        out(&format!("stopped; go on with: yolov9 train --resume {}", summary.folder.display()));
         saved_to(&summary.folder);
+        out(&format!("stopped; go on with: yolov9 train --resume {}", values::quoted(&summary.folder)));
         return Err(Failure::silent(INTERRUPTED));
     }
     saved_to(&summary.folder);
@@ -224,6 +240,10 @@ fn options(args: TrainArgs, given: Vec<String>) -> TrainOptions {
         min_items: args.min_items,
         close_mosaic: args.close_mosaic,
         partners: args.partners,
+        label_smoothing: args.label_smoothing,
+        gradient_accumulation_steps: args.gradient_accumulation_steps,
+        lr_scale: args.lr_scale,
+        lr_base_batch: args.lr_base_batch,
         memory_budget: args.memory_budget,
         given,
         ..TrainOptions::default()

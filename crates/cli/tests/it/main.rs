@@ -10,3 +10,4 @@ mod info;
 mod signals;
 mod train;
 mod usage;
+mod weights;

@@ -36,9 +36,15 @@ impl<T: Write + Seek> Sink for T {}
 /// permissions are kept.
 ///
 /// # Errors
-/// [`WriteError`] with the path and the step that failed; the parent folder must exist.
+/// [`WriteError`] with the path and the step that failed; the parent folder must exist, and what has the path's name
+/// already must be a regular file.
 pub fn write_atomic(path: &Path, write: impl FnOnce(&mut dyn Sink) -> io::Result<()>) -> Result<(), WriteError> {
     let target = follow_link(path);
+    // A rename would put a file in the place of a device or a pipe.
+    if fs::metadata(&target).is_ok_and(|there| !there.is_file()) {
+        let source = io::Error::new(io::ErrorKind::InvalidInput, "it exists and is not a regular file");
+        return Err(WriteError { action: "write", path: path.to_path_buf(), source });
+    }
     let folder = match target.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),

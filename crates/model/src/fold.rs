@@ -81,6 +81,11 @@ fn fold_one(tensors: &NamedTensors, stem: &str) -> Result<Wide> {
     };
     let (gamma, beta) = (vector("bn.weight")?, vector("bn.bias")?);
     let (mean, var) = (vector("bn.running_mean")?, vector("bn.running_var")?);
+    // Not a number passes: weights with one are warned about where they are read.
+    if let Some(&below) = var.values.iter().find(|&&v| f64::from(v) + BN_EPS <= 0.0) {
+        let message = format!("holds {below}, and a variance is not negative");
+        return Err(ModelError::Tensor { name: format!("{stem}.bn.running_var"), message });
+    }
     let row = inputs * height * width;
     let mut weight = Vec::with_capacity(conv.values.len());
     let mut bias = Vec::with_capacity(out);

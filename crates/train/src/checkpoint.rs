@@ -54,6 +54,9 @@ pub struct RunState {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub class_maps: Vec<f64>,
     pub options: TrainOptions,
+    /// The folder that relative paths of the options start from.
+    #[serde(default)]
+    pub started_in: PathBuf,
     pub hyp: Hyp,
     /// The initial weights were random or came from another model, for the record.
     pub origin: String,
@@ -77,6 +80,7 @@ impl RunState {
             val_digest: None,
             class_maps: Vec::new(),
             options,
+            started_in: std::env::current_dir().unwrap_or_default(),
             hyp,
             origin,
         }

@@ -56,7 +56,8 @@ pub fn detect(options: &DetectOptions, observer: &mut dyn Observer) -> Result<De
     }
     let sources = images_of(&options.source, observer)?;
     if let Some(raw) = &options.save_raw {
-        check_output(raw, &sources)?;
+        let read = [Some(&options.weights), options.cfg.as_ref(), options.data.as_ref()];
+        check_output(raw, &sources, &read.into_iter().flatten().collect::<Vec<_>>())?;
     }
     let mut evaluator = Evaluator::new(device, Arc::clone(&model), None);
     let [height, width] = frame_hw.map(|side| side as usize);
@@ -163,14 +164,21 @@ fn class_names(
     Ok(names)
 }
 
-/// Refuses to write over a source, or where nothing can be written.
-fn check_output(path: &Path, sources: &[PathBuf]) -> Result<(), TrainError> {
+/// Refuses to write over a source or another file that is read, or where nothing can be written.
+fn check_output(path: &Path, sources: &[PathBuf], read: &[&PathBuf]) -> Result<(), TrainError> {
     let refuse =
         |message: String| Err(TrainError::option("save-raw", message, Some("name a new file in a folder that exists")));
-    if let Ok(existing) = path.canonicalize()
-        && sources.iter().any(|s| s.canonicalize().is_ok_and(|s| s == existing))
-    {
-        return refuse(format!("{} is one of the source pictures", path.display()));
+    if let Ok(existing) = path.canonicalize() {
+        let is_it = |other: &PathBuf| other.canonicalize().is_ok_and(|o| o == existing);
+        if sources.iter().any(is_it) {
+            return refuse(format!("{} is one of the source pictures", path.display()));
+        }
+        if read.iter().any(|other| is_it(other)) {
+            return refuse(format!("{} is read by this command and would be overwritten", path.display()));
+        }
+        if !existing.is_file() && !existing.is_dir() {
+            return refuse(format!("{} is a device or a pipe, not a file", path.display()));
+        }
     }
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if path.is_dir() || !parent.is_dir() {
@@ -191,7 +199,8 @@ fn frame(options: &DetectOptions, stride: usize, observer: &mut dyn Observer) ->
         return wrong(format!("{height} x {width}: each side must be between 1 and 16384"));
     }
     if options.save_raw.is_some() && height != width {
-        return wrong("--save-raw needs one side, for a square".to_owned());
+        let message = format!("--save-raw puts pictures into squares, {height} x {width} is none");
+        return Err(TrainError::option("img", message, Some("give one side")));
     }
     let mut side = |side: usize| setup::round_size(side, stride, observer) as u32;
     Ok(if height == width { [side(height); 2] } else { [side(height), side(width)] })

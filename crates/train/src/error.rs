@@ -33,7 +33,7 @@ pub enum TrainError {
     #[error("{file}: {key} = {}: must be {range}", number(*value))]
     HypRange { file: String, key: &'static str, value: f64, range: String },
     /// A file that the user named and that is not there.
-    #[error("{what} {} {}", path.display(), if path.is_dir() { "is a folder, not a file" } else { "does not exist" })]
+    #[error("{what} {} {}", path.display(), absence(path))]
     Missing { what: &'static str, path: PathBuf, hint: Option<String> },
     /// A file of weights or of a run's state that is damaged.
     #[error("{}: {message}", path.display())]
@@ -44,6 +44,9 @@ pub enum TrainError {
     /// A run that cannot go on as asked.
     #[error("cannot resume {}: {message}", path.display())]
     Resume { path: PathBuf, message: String, hint: Option<String> },
+    /// Another process writes into the run's folder.
+    #[error("{} is in use by another run", path.display())]
+    InUse { path: PathBuf },
     /// An option that a run which goes on cannot follow.
     #[error("cannot resume {}: --{flag} {asked} was asked for, but the run has {kept}", path.display())]
     ResumeOption { path: PathBuf, flag: String, asked: String, kept: String },
@@ -78,6 +81,7 @@ impl TrainError {
         match self {
             Self::Data(e) => e.hint(),
             Self::Option { hint, .. } | Self::Missing { hint, .. } | Self::Resume { hint, .. } => hint.clone(),
+            Self::InUse { .. } => Some("wait for it to end, or write elsewhere with --name".to_owned()),
             Self::ResumeOption { .. } => {
                 Some("leave the flag out, or start a new run from its weights with --weights".to_owned())
             }
@@ -100,6 +104,10 @@ impl TrainError {
                 let weights = kept.as_ref().map(|p| format!("the last good weights are in {}; ", p.display()));
                 Some(format!("{}lower lr0, or look for boxes without area", weights.unwrap_or_default()))
             }
+            Self::ClassCount { model: 1, .. } => Some(
+                "add --single-cls where the weights were trained with it; otherwise use the data YAML of their training"
+                    .to_owned(),
+            ),
             Self::ClassCount { .. } => {
                 Some("use the data YAML that the weights were trained with, or train on this one first".to_owned())
             }
@@ -121,5 +129,15 @@ impl TrainError {
 
     pub(crate) fn option(flag: &'static str, message: impl Into<String>, hint: Option<&str>) -> Self {
         Self::Option { flag, message: message.into(), hint: hint.map(str::to_owned) }
+    }
+}
+
+/// What is wrong with a path that should be a file.
+fn absence(path: &Path) -> &'static str {
+    match std::fs::metadata(path) {
+        Ok(there) if there.is_dir() => "is a folder, not a file",
+        Ok(_) => "is a device or a pipe, not a file",
+        Err(_) if path.symlink_metadata().is_ok() => "is a link that leads nowhere",
+        Err(_) => "does not exist",
     }
 }

@@ -3,6 +3,7 @@
 use crate::TrainError;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::path::Path;
 
 /// Files that need not exist on disk, by name.
@@ -154,6 +155,26 @@ pub struct LoadedHyp {
     pub warnings: Vec<String>,
 }
 
+/// Longest file, in bytes.
+const MAX_BYTES: u64 = 1 << 20;
+
+fn read_text(path: &Path) -> Result<String, TrainError> {
+    let refuse = |message: String| TrainError::HypFile { file: path.display().to_string(), line: None, message };
+    if !path.is_file() {
+        return Err(refuse("not a regular file".to_owned()));
+    }
+    let mut text = String::new();
+    let file = std::fs::File::open(path).map_err(TrainError::io("read", path))?;
+    file.take(MAX_BYTES + 1).read_to_string(&mut text).map_err(TrainError::io("read", path))?;
+    if text.len() as u64 > MAX_BYTES {
+        return Err(refuse(format!("longer than {MAX_BYTES} bytes")));
+    }
+    if text.trim().is_empty() {
+        return Err(refuse("it is empty".to_owned()));
+    }
+    Ok(text)
+}
+
 /// A gain further than this factor from its usual value is warned about.
 const FAR_GAIN: f64 = 4.0;
 
@@ -166,7 +187,7 @@ impl Hyp {
     /// [`TrainError::Missing`] where there is neither; otherwise as [`Hyp::parse`].
     pub fn load(path: &Path) -> Result<LoadedHyp, TrainError> {
         if path.exists() {
-            let text = std::fs::read_to_string(path).map_err(TrainError::io("read", path))?;
+            let text = read_text(path)?;
             let (hyp, absent) = Self::parse(&path.display().to_string(), &text)?;
             let mut notes = Vec::new();
             if !absent.is_empty() {
@@ -177,7 +198,9 @@ impl Hyp {
             return Ok(LoadedHyp { hyp, notes, warnings });
         }
         let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
-        let Some((name, text)) = EMBEDDED.iter().find(|(known, _)| *known == name) else {
+        // Also without the suffix, as models.
+        let is_it = |known: &str| known == name || known.strip_suffix(".yaml") == Some(name);
+        let Some((name, text)) = EMBEDDED.iter().find(|(known, _)| is_it(known)) else {
             let known = EMBEDDED.map(|(name, _)| name).join(", ");
             let hint = Some(format!("embedded files are {known}"));
             return Err(TrainError::Missing { what: "the hyper-parameter file", path: path.to_path_buf(), hint });

@@ -2,16 +2,47 @@
 
 use crate::TrainError;
 use std::ffi::OsStr;
-use std::path::Path;
+use std::fs::{File, TryLockError};
+use std::path::{Path, PathBuf};
 
 /// Name of the file that is written to see whether a folder can be written into.
 const PROBE: &str = ".yolov9-probe";
 
+/// Name of the file that a run locks.
+const LOCK: &str = ".yolov9-lock";
+
+/// Holds a run's folder for one process, until it is dropped or the process ends in whatever way.
+#[derive(Debug)]
+pub(crate) struct FolderLock {
+    path: PathBuf,
+    _file: File,
+}
+
+impl FolderLock {
+    /// Takes a folder, or refuses it where another run writes into it. File systems without locks are not refused.
+    pub fn take(folder: &Path) -> Result<Self, TrainError> {
+        let path = folder.join(LOCK);
+        let file = File::create(&path).map_err(TrainError::io("write into", folder))?;
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) => Err(TrainError::InUse { path: folder.to_path_buf() }),
+            Ok(()) | Err(TryLockError::Error(_)) => Ok(Self { path, _file: file }),
+        }
+    }
+}
+
+impl Drop for FolderLock {
+    fn drop(&mut self) {
+        // An empty file that stays does no harm.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
 /// Refuses a folder that no file can be written into: better before the first epoch than after it.
 pub(crate) fn check_writable(folder: &Path) -> Result<(), TrainError> {
     let probe = folder.join(PROBE);
-    std::fs::write(&probe, [0]).map_err(TrainError::io("write into", folder))?;
-    std::fs::remove_file(&probe).map_err(TrainError::io("write into", folder))
+    let written = std::fs::write(&probe, [0]);
+    let removed = std::fs::remove_file(&probe);
+    written.and(removed).map_err(TrainError::io("write into", folder))
 }
 
 /// Removes temporary files that a killed run left in its folder and in `weights` below, and returns their number.

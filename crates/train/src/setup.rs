@@ -59,7 +59,11 @@ pub(crate) fn settle(wish: &TrainOptions, observer: &mut dyn Observer) -> Result
     };
     let saved = checkpoint::load_last(&path)?;
     let mut notes = Vec::new();
-    let options = merge(&path, wish, &saved.state.options, observer, &mut notes)?;
+    let mut options = merge(&path, wish, &saved.state.options, observer, &mut notes)?;
+    let moved = saved.state.started_in.join(&options.data);
+    if options.data == saved.state.options.data && !options.data.exists() && moved.exists() {
+        options.data = moved;
+    }
     check(&options)?;
     let done = saved.state.epoch;
     let ended = |message: String, hint: String| TrainError::Resume { path: path.clone(), message, hint: Some(hint) };
@@ -289,7 +293,10 @@ pub(crate) fn frozen_prefixes(freeze: &[usize], model: &Model) -> Result<Vec<Str
     if let Some(beyond) = layers.iter().find(|&&l| l >= count) {
         return Err(TrainError::option(
             "freeze",
-            format!("{beyond} was asked for, but the model has the layers 0 to {}", count - 1),
+            match freeze {
+                [first] => format!("{first} layers are more than the model has, {count}"),
+                _ => format!("{beyond} was asked for, but the model has the layers 0 to {}", count - 1),
+            },
             None,
         ));
     }

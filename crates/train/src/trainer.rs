@@ -64,6 +64,7 @@ struct Run {
     unsaved_best: Option<NamedTensors>,
     /// Whether `last.safetensors` is this run's: with `--exist-ok` there may be one of an earlier run.
     wrote_last: bool,
+    _lock: leftovers::FolderLock,
 }
 
 /// Batches on their way.
@@ -279,6 +280,7 @@ impl Run {
         };
         let state = RunState { val_digest: val_digest.or(state.val_digest), ..state };
         stepper.load(&tensors)?;
+        let lock = leftovers::FolderLock::take(&folder)?;
         let weights = folder.join("weights");
         std::fs::create_dir_all(&weights).map_err(TrainError::io("create", &weights))?;
         leftovers::check_writable(&weights)?;
@@ -317,6 +319,7 @@ impl Run {
             pictures: Vec::new(),
             unsaved_best: None,
             wrote_last,
+            _lock: lock,
         })
     }
 

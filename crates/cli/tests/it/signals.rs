@@ -139,16 +139,16 @@ fn interrupts_and_terminations_save_and_the_run_ends_as_if_undisturbed() {
 
 #[test]
 fn a_second_interrupt_quits_at_once_and_leaves_the_checkpoint_before() {
-    let place = place(8);
+    let place = place(4);
     // One long step an epoch. On a busy machine it may end before the second signal comes: then once more.
     for name in ["twice", "twice2", "twice3", "twice4", "twice5"] {
-        let args = ["--img", "640", "--batch", "8", "--epochs", "3", "--noval", "--noplots", "--name", name];
-        let mut run = Started::new(&place, &train(&args));
+        let args = ["--cfg", "yolov9-t", "--img", "416", "--batch", "4", "--epochs", "2", "--noval", "--noplots"];
+        let mut run = Started::new(&place, &train(&[args.as_slice(), &["--name", name]].concat()));
         let last = last(&place, name);
         wait("a checkpoint", || last.is_file() || run.ended());
         let before = std::fs::read(&last).unwrap();
         run.signal("INT");
-        std::thread::sleep(Duration::from_millis(10));
+        std::thread::sleep(Duration::from_millis(300));
         run.signal("INT");
         let ran = run.finish();
         assert_eq!(ran.code, Some(130), "{ran:?}");
@@ -158,10 +158,63 @@ fn a_second_interrupt_quits_at_once_and_leaves_the_checkpoint_before() {
         assert!(std::fs::read(&last).unwrap() == before);
         let resumed = place.run(&["train", "--resume", &format!("runs/train/{name}")]);
         assert_eq!(resumed.code, Some(0), "{resumed:?}");
-        assert_eq!(rows(&place, name).len(), 3);
+        assert_eq!(rows(&place, name).len(), 2);
         return;
     }
     panic!("five times the step was finished before the run quit");
+}
+
+/// As `timeout` does: to the process, then to its group.
+#[test]
+fn a_signal_that_comes_twice_at_once_still_saves() {
+    let place = place(4);
+    let args = ["--img", "64", "--batch", "2", "--epochs", "100000", "--patience", "0", "--nosave", "--noplots"];
+    let mut run = Started::new(&place, &train(&[args.as_slice(), &["--name", "cut"]].concat()));
+    let csv = place.path("runs/train/cut/results.csv");
+    wait("an epoch", || std::fs::read_to_string(&csv).is_ok_and(|text| text.lines().count() > 2) || run.ended());
+    run.signal("TERM");
+    run.signal("TERM");
+    let ran = run.finish();
+    assert_eq!(ran.code, Some(130), "{ran:?}");
+    assert!(ran.stdout.contains("go on with") && last(&place, "cut").is_file(), "{ran:?}");
+}
+
+#[test]
+fn two_runs_in_one_folder_are_refused() {
+    let place = place(2);
+    let args = ["--img", "64", "--batch", "2", "--epochs", "100000", "--patience", "0", "--noplots", "--exist-ok"];
+    let args = train(&[args.as_slice(), &["--name", "same"]].concat());
+    let mut run = Started::new(&place, &args);
+    wait("a checkpoint", || last(&place, "same").is_file() || run.ended());
+    for other in [args.as_slice(), &["train", "--resume", "runs/train/same"]] {
+        let ran = place.run(other);
+        assert_eq!(ran.code, Some(1), "{ran:?}");
+        assert!(ran.labelled("error")[0].contains("in use by another run"), "{ran:?}");
+    }
+    run.signal("INT");
+    assert_eq!(run.finish().code, Some(130));
+    // A run that is killed leaves no lock behind.
+    let mut run = Started::new(&place, &["train", "--resume", "runs/train/same"]);
+    std::thread::sleep(Duration::from_millis(200));
+    run.signal("KILL");
+    run.finish();
+    let mut run = Started::new(&place, &["train", "--resume", "runs/train/same"]);
+    std::thread::sleep(Duration::from_millis(200));
+    run.signal("INT");
+    assert_eq!(run.finish().code, Some(130));
+}
+
+#[test]
+fn a_run_goes_on_from_another_folder() {
+    let place = place(2);
+    let args = ["--img", "64", "--batch", "2", "--epochs", "1", "--noplots", "--name", "here"];
+    assert_eq!(place.run(&train(&args)).code, Some(0));
+    std::fs::create_dir(place.path("elsewhere")).unwrap();
+    let mut command = place.command(&["train", "--resume", "../runs/train/here", "--epochs", "2"]);
+    command.current_dir(place.path("elsewhere"));
+    let ran = ran(command);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_eq!(rows(&place, "here").len(), 2);
 }
 
 /// Kills a run again and again while it saves with nearly every breath. `YOLOV9_TEST_KILLS` asks for more kills.

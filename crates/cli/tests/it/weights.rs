@@ -106,3 +106,30 @@ fn damaged_weights_are_refused_by_every_command() {
     }
     assert!(!place.path("owned").exists() && !place.path("out.pt").exists());
 }
+
+#[test]
+fn raw_predictions_replace_no_file_that_is_read_and_no_device() {
+    let place = Place::new();
+    pictures(&place);
+    write_plain(&place, "w.pt", "gelan-t", 1);
+    let before = std::fs::read(place.path("w.pt")).unwrap();
+    let detect = |raw: &str| {
+        let args = ["detect", "--weights", "w.pt", "--cfg", "gelan-t", "--source", "pictures", "--img", "64"];
+        place.run(&[args.as_slice(), &["--nosave", "--save-raw", raw]].concat())
+    };
+    let ran = detect("./w.pt");
+    assert_eq!(ran.code, Some(2), "{ran:?}");
+    assert!(std::fs::read(place.path("w.pt")).unwrap() == before);
+    #[cfg(unix)]
+    {
+        let fifo = place.path("fifo");
+        assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+        assert_eq!(detect("fifo").code, Some(2));
+        let ran = place.run(&["convert-weights", "--weights", "w.pt", "--cfg", "gelan-t", "--output", "fifo.pt"]);
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        std::fs::rename(&fifo, place.path("pipe.pt")).unwrap();
+        let ran = place.run(&["convert-weights", "--weights", "w.pt", "--cfg", "gelan-t", "--output", "pipe.pt"]);
+        assert_eq!(ran.code, Some(1), "{ran:?}");
+        assert!(!place.path("pipe.pt").is_file());
+    }
+}

@@ -167,7 +167,9 @@ def compare_slots(table, case, kind, branch, slots, arrays, prefix, anchors):
     table.close(case, kind, f"{branch} target scores", score, want, 1e-3, 1e-6)
     labels = arrays[f"{prefix}label"][positive].tolist()
     table.equal(case, kind, f"{branch} target labels", label[positive].tolist(), labels)
-    table.close(case, kind, f"{branch} target boxes, px", box[positive], arrays[f"{prefix}box_xyxy_px"][positive], 1e-5, 1e-4)
+    table.close(
+        case, kind, f"{branch} target boxes, px", box[positive], arrays[f"{prefix}box_xyxy_px"][positive], 1e-5, 1e-4
+    )
 
 
 def sampled(tensors_, index):
@@ -238,7 +240,9 @@ def check_changes(table, case, kind, name, values, start, arrays, where, noise, 
     step = 2.0**-24 * arrays[f"{name}.val"].double().abs()
     absolute = (relative * per_entry)[:, None] + 4 * step + 1e-12
     samples = arrays[f"{name}.change_val"]
-    table.close(case.name, kind, f"{name}: change samples", changes[keep], samples[keep], relative[keep, None], absolute[keep])
+    table.close(
+        case.name, kind, f"{name}: change samples", changes[keep], samples[keep], relative[keep, None], absolute[keep]
+    )
 
 
 def check_statistics(table, case, kind, name, values, start, arrays, loose):
@@ -247,7 +251,9 @@ def check_statistics(table, case, kind, name, values, start, arrays, loose):
     relative = 1e-3 if loose else 1e-5
     table.close(case.name, kind, f"{name}: l2", norms, want, relative)
     per_entry = want / torch.tensor([float(v.numel()) for v in values]).sqrt()
-    table.close(case.name, kind, f"{name}: samples", samples, arrays[f"{name}.val"], relative, relative * per_entry[:, None])
+    table.close(
+        case.name, kind, f"{name}: samples", samples, arrays[f"{name}.val"], relative, relative * per_entry[:, None]
+    )
 
 
 def check_adamw(table, case, dtype):
@@ -297,7 +303,9 @@ def check_pieces(table, parity):
             table.close("assigner", case, "overlap", overlap * real, want[1], 1e-5, 2e-6)
         if case == "ties":
             # Which ten of equals win is undefined.
-            table.equal("assigner", case, "at most ten a box", int((slots.weight > 0).sum()) <= 10 * boxes.label.shape[1], True)
+            table.equal(
+                "assigner", case, "at most ten a box", int((slots.weight > 0).sum()) <= 10 * boxes.label.shape[1], True
+            )
             continue
         scores = arrays[f"{case}.out.target_scores"]
         dense = {

@@ -156,7 +156,8 @@ def main():
     print(json.dumps(result))
     parts = ", ".join(f"{name} {value / 1e3:.2f}" for name, value in sums.items())
     left_out = f"; {failed} could not be timed" if failed else ""
-    print(f"{options.model} batch {options.batch} at {options.img} {options.precision}, convolutions alone: {result['total_ms']:.2f} ms ({parts}){left_out}", flush=True)
+    setting = f"{options.model} batch {options.batch} at {options.img} {options.precision}"
+    print(f"{setting}, convolutions alone: {result['total_ms']:.2f} ms ({parts}){left_out}", flush=True)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps({**result, "rows": rows}, indent=1))

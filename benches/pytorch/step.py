@@ -26,13 +26,23 @@ def arguments():
     parser.add_argument("--steps", type=int, default=50, help="timed steps")
     parser.add_argument("--warmup", type=int, default=10, help="steps before; at least 3")
     parser.add_argument("--precision", choices=("bf16", "fp32", "tf32"), default="bf16")
-    parser.add_argument("--compile", nargs="?", const="model", choices=("model", "blocks"), help="torch.compile of the whole model, or layer by layer (far quicker to compile)")
+    parser.add_argument(
+        "--compile",
+        nargs="?",
+        const="model",
+        choices=("model", "blocks"),
+        help="torch.compile of the whole model, or layer by layer (far quicker to compile)",
+    )
     parser.add_argument("--compile-mode", help="mode of torch.compile, such as max-autotune-no-cudagraphs")
     parser.add_argument("--compile-loss", action="store_true", help="torch.compile of the loss and the assigner")
-    parser.add_argument("--cuda-graph", action="store_true", help="capture the whole step and replay it: no launch gaps")
+    parser.add_argument(
+        "--cuda-graph", action="store_true", help="capture the whole step and replay it: no launch gaps"
+    )
     parser.add_argument("--cudnn-benchmark", action="store_true", help="let cuDNN time its algorithms")
     parser.add_argument("--contiguous", action="store_true", help="NCHW memory instead of channels-last")
-    parser.add_argument("--profile", action="store_true", help="afterwards, kernel time by kind (steps without a graph)")
+    parser.add_argument(
+        "--profile", action="store_true", help="afterwards, kernel time by kind (steps without a graph)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", help="cuda, cuda:1, cpu; default is the GPU where there is one")
     parser.add_argument("--json", type=Path, help="also write the result to this file")
@@ -93,7 +103,7 @@ def main():
     if options.contiguous:
         data.images = data.images.contiguous()
 
-    warmup = max(options.warmup, 3)
+    warmup, replay = max(options.warmup, 3), None
     if options.cuda_graph:
         say(f"capturing a step after {warmup} ordinary ones")
         replay = Replay(trainer, data.images, data.boxes, warmup)
@@ -134,6 +144,9 @@ def main():
     }  # fmt: skip
     if options.profile:
         say("profiling two steps, without a graph")
+        step = replay = result = None
+        if cuda:
+            torch.cuda.empty_cache()
 
         def profiled():
             with breakdown.scope("refill"):
@@ -147,10 +160,10 @@ def main():
     if options.profile:
         print(breakdown.show(out["profile"]))
     print(json.dumps({k: v for k, v in out.items() if k != "profile"}))
+    setting = f"{options.model} batch {options.batch} at {options.img} {options.precision}"
     text = (
-        f"{options.model} batch {options.batch} at {options.img} {options.precision}: {figures['median']:.2f} ms a step "
-        f"({figures['p10']:.2f} to {figures['p90']:.2f}), {out['images_per_s']:.1f} images/s, "
-        f"{out['conv_tflops']:.1f} TFLOP/s in convolutions"
+        f"{setting}: {figures['median']:.2f} ms a step ({figures['p10']:.2f} to {figures['p90']:.2f}), "
+        f"{out['images_per_s']:.1f} images/s, {out['conv_tflops']:.1f} TFLOP/s in convolutions"
     )
     if used:
         gib = 2.0**30

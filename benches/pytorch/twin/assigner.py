@@ -33,7 +33,7 @@ class Boxes(NamedTuple):
 def quality(logits, predicted, boxes):
     """Metric score^0.5 * CIoU^6 and CIoU, both (B, M, A), of class logits (B, A, nc) and boxes (B, A, 4) in px."""
     index = boxes.label[:, None, :].expand(-1, logits.shape[1], -1)
-    score = logits.gather(2, index).transpose(1, 2).contiguous().sigmoid_()
+    score = logits.gather(2, index).transpose(1, 2).to(predicted.dtype).contiguous().sigmoid_()
     overlap = ciou(boxes.box[:, :, None], predicted[:, None]).clamp_(min=0)
     cube = overlap * overlap * overlap
     return score.sqrt_().mul_(cube).mul_(cube), overlap

@@ -17,7 +17,12 @@ LAUNCHES = {"cuda_runtime", "cuda_driver"}
 # Phases whose kernels are not split further.
 WHOLE = {"refill", "loss", "assigner", "loss backward", "clip", "optimiser", "average"}
 
-EITHER, DATA, WEIGHT = "convolution, gradient of either kind", "convolution, data gradient", "convolution, weight gradient"
+COPIES = r"copy|Memcpy|Memset|FillFunctor|elementwise|CatArray"
+EITHER, DATA, WEIGHT = (
+    "convolution, gradient of either kind",
+    "convolution, data gradient",
+    "convolution, weight gradient",
+)
 
 # First match wins: (kind, pattern for the operators above the kernel, pattern for the kernel's name).
 KINDS = [
@@ -26,7 +31,7 @@ KINDS = [
     ("convolution, bias gradient", r"convolution_backward", r"reduce_kernel"),
     (DATA, r"convolution_backward", r"dgrad|bwd_?data|backward_?data"),
     (WEIGHT, r"convolution_backward", r"wgrad|bwd_?filter|backward_?filter"),
-    ("convolution, copies and bias", r"convolution", r"copy|Memcpy|Memset|FillFunctor|elementwise_kernel|vectorized_elementwise|CatArray"),
+    ("convolution, copies and bias", r"convolution", COPIES),
     (EITHER, r"convolution_backward", None),
     ("convolution, forward", r"convolution", None),
     ("batch norm", r"batch_norm", None),
@@ -119,7 +124,9 @@ def _kernels(events):
     phases = [e for e in events if e.get("cat") == "user_annotation" and e["name"].startswith(PREFIX)]
     phases = sorted((e["ts"], e["ts"] + e["dur"], e["name"].removeprefix(PREFIX)) for e in phases)
     begins = [p[0] for p in phases]
-    launches = {e["args"]["correlation"]: e for e in events if e.get("cat") in LAUNCHES and "correlation" in e.get("args", {})}
+    launches = {
+        e["args"]["correlation"]: e for e in events if e.get("cat") in LAUNCHES and "correlation" in e.get("args", {})
+    }
     enclosing = _enclosing(events)
     rows, backward = [], defaultdict(list)
     for e in events:
@@ -169,7 +176,8 @@ def analyse(trace, steps):
         "launches": len(rows) / steps,
         "phases_ms": {k: v * scale for k, v in sorted(by_phase.items(), key=lambda item: -item[1])},
         "kinds": {
-            k: {"ms": ms * scale, "launches": n / steps} for k, (ms, n) in sorted(by_kind.items(), key=lambda i: -i[1][0])
+            k: {"ms": ms * scale, "launches": n / steps}
+            for k, (ms, n) in sorted(by_kind.items(), key=lambda i: -i[1][0])
         },
         "top_kernels": [
             {"kind": k, "kernel": name[:160], "ms": ms * scale, "launches": n / steps} for (k, name), (ms, n) in top
@@ -200,7 +208,9 @@ def show(result):
     lines.append("by phase: " + ", ".join(f"{k} {v:.2f}" for k, v in result["phases_ms"].items()))
     total = result["kernel_ms"] or 1.0
     for kind, row in result["kinds"].items():
-        lines.append(f"  {kind:38} {row['ms']:9.3f} ms {100 * row['ms'] / total:5.1f} % {row['launches']:8.1f} launches")
+        lines.append(
+            f"  {kind:38} {row['ms']:9.3f} ms {100 * row['ms'] / total:5.1f} % {row['launches']:8.1f} launches"
+        )
     lines.append("longest kernels:")
     for row in result["top_kernels"]:
         lines.append(f"  {row['ms']:9.3f} ms {row['launches']:7.1f} x  {row['kind']}: {row['kernel'][:110]}")

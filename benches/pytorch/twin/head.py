@@ -89,6 +89,6 @@ class Detect(nn.Module):
 
 
 def flatten(maps):
-    """Maps of a branch to box logits (B, A, 64) and class logits (B, A, nc). Without a copy per level in NHWC memory."""
+    """Maps of a branch to box logits (B, A, 64) and class logits (B, A, nc); one copy where memory is NHWC."""
     rows = [[m.permute(0, 2, 3, 1).flatten(1, 2) for m in level] for level in maps]
     return torch.cat([r[0] for r in rows], 1), torch.cat([r[1] for r in rows], 1)

@@ -33,14 +33,17 @@ def branches(heads):
     return out
 
 
+def expectation(p):
+    """Expected bin of probabilities (..., 16). A sum of products: a matrix product gains nothing at rows of 16."""
+    return (p * torch.arange(BINS, device=p.device, dtype=p.dtype)).sum(-1)
+
+
 @torch.no_grad()
 def assign_branch(branch, boxes):
     """The branch's own assignment, from its own predictions."""
-    exact = branch.points.dtype
-    bins = torch.arange(BINS, device=branch.box.device, dtype=exact)
-    distances = branch.box.to(exact).unflatten(-1, (4, BINS)).softmax(-1) @ bins
+    distances = expectation(branch.box.to(branch.points.dtype).unflatten(-1, (4, BINS)).softmax(-1))
     predicted = decode(distances, branch.points) * branch.strides
-    return assign(branch.classes.to(exact), predicted, branch.points * branch.strides, boxes)
+    return assign(branch.classes, predicted, branch.points * branch.strides, boxes)
 
 
 def branch_loss(branch, slots):
@@ -53,9 +56,8 @@ def branch_loss(branch, slots):
     # Boxes are compared in cells.
     logits = branch.box.gather(1, slots.anchor[..., None].expand(-1, -1, 4 * BINS)).to(exact)
     log_p = logits.unflatten(-1, (4, BINS)).log_softmax(-1)
-    bins = torch.arange(BINS, device=logits.device, dtype=exact)
     target = slots.box / strides
-    box = ((1 - ciou(decode(log_p.exp() @ bins, points), target)) * weight).sum()
+    box = ((1 - ciou(decode(expectation(log_p.exp()), points), target)) * weight).sum()
 
     # Cross entropy between the two bins around the target distance.
     ltrb = torch.cat((points - target[..., :2], target[..., 2:] - points), -1).clamp(0, BINS - 1 - 0.01)

@@ -24,7 +24,7 @@ pub const FORMAT: u64 = 1;
 /// Key of the checksum.
 const CRC32: &str = "crc32";
 /// Longest header read, in bytes.
-const MAX_HEADER: u64 = 32 << 20;
+const MAX_HEADER: u64 = 12 << 20;
 /// Most tensors of a file.
 const MAX_TENSORS: usize = 1 << 16;
 

@@ -1,0 +1,268 @@
+//! cuDNN's graph interface: a convolution with any strides, the engines that serve it, and what they promise.
+
+use super::{Format, Pass, Shape};
+use crate::error::{CudaError, Result};
+use cudarc::cudnn::sys::{
+    self, cudnnBackendAttributeName_t as Attribute, cudnnBackendAttributeType_t as Type,
+    cudnnBackendDescriptorType_t as Kind,
+};
+use std::ffi::c_void;
+
+/// Names of the three tensors in a variant pack.
+const IDS: [i64; 3] = ['x' as i64, 'w' as i64, 'y' as i64];
+
+/// An owned descriptor of the backend interface.
+struct Descriptor(sys::cudnnBackendDescriptor_t);
+
+impl Descriptor {
+    fn new(kind: Kind) -> Result<Self> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the call writes one pointer.
+        unsafe { sys::cudnnBackendCreateDescriptor(kind, &mut raw) }.result()?;
+        Ok(Self(raw))
+    }
+
+    /// Sets an attribute to a list of plain values of the type that `kind` names.
+    fn set<T: Copy>(&self, name: Attribute, kind: Type, values: &[T]) -> Result<()> {
+        // SAFETY: as many values as stated, copied by the call.
+        let status =
+            unsafe { sys::cudnnBackendSetAttribute(self.0, name, kind, values.len() as i64, values.as_ptr().cast()) };
+        Ok(status.result()?)
+    }
+
+    fn set_descriptors(&self, name: Attribute, values: &[&Descriptor]) -> Result<()> {
+        let raw: Vec<sys::cudnnBackendDescriptor_t> = values.iter().map(|d| d.0).collect();
+        self.set(name, Type::CUDNN_TYPE_BACKEND_DESCRIPTOR, &raw)
+    }
+
+    fn finalize(&self) -> Result<()> {
+        // SAFETY: a descriptor of our own.
+        Ok(unsafe { sys::cudnnBackendFinalize(self.0) }.result()?)
+    }
+
+    /// Up to `most` plain values of an attribute.
+    fn get<T: Copy + Default>(&self, name: Attribute, kind: Type, most: usize) -> Result<Vec<T>> {
+        let mut values = vec![T::default(); most];
+        let mut count = 0;
+        // SAFETY: room for `most` values of the attribute's type.
+        let status = unsafe {
+            sys::cudnnBackendGetAttribute(self.0, name, kind, most as i64, &mut count, values.as_mut_ptr().cast())
+        };
+        status.result()?;
+        values.truncate(count.clamp(0, most as i64) as usize);
+        Ok(values)
+    }
+}
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        // SAFETY: made in `new`, destroyed once. Nothing can be done about a failure.
+        let _ = unsafe { sys::cudnnBackendDestroyDescriptor(self.0) };
+    }
+}
+
+/// An engine with its knobs, ready to run.
+pub struct Plan {
+    plan: Descriptor,
+    /// cuDNN's number of the engine.
+    pub engine: i64,
+    /// Bytes of workspace.
+    pub workspace: usize,
+    /// False where two runs may differ.
+    pub deterministic: bool,
+    /// True where operands are rounded on the way, such as float32 to TF32.
+    pub rounds_inputs: bool,
+}
+
+/// Number formats of x, w and y of a pass.
+pub type Formats = [Format; 3];
+
+fn tensor(id: i64, format: Format, dims: [usize; 4], strides: [usize; 4]) -> Result<Descriptor> {
+    let made = Descriptor::new(Kind::CUDNN_BACKEND_TENSOR_DESCRIPTOR)?;
+    let wide = |v: [usize; 4]| v.map(|v| v as i64);
+    made.set(Attribute::CUDNN_ATTR_TENSOR_DATA_TYPE, Type::CUDNN_TYPE_DATA_TYPE, &[format.sys()])?;
+    made.set(Attribute::CUDNN_ATTR_TENSOR_DIMENSIONS, Type::CUDNN_TYPE_INT64, &wide(dims))?;
+    made.set(Attribute::CUDNN_ATTR_TENSOR_STRIDES, Type::CUDNN_TYPE_INT64, &wide(strides))?;
+    made.set(Attribute::CUDNN_ATTR_TENSOR_UNIQUE_ID, Type::CUDNN_TYPE_INT64, &[id])?;
+    made.set(Attribute::CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, Type::CUDNN_TYPE_INT64, &[16i64])?;
+    made.finalize()?;
+    Ok(made)
+}
+
+/// Engines for a pass, as the heuristics order them, at most `most`.
+///
+/// # Errors
+/// What cuDNN says; [`CudaError::NoAlgorithm`] where no engine serves it.
+pub(super) fn plans(
+    handle: sys::cudnnHandle_t,
+    s: &Shape,
+    pass: Pass,
+    formats: Formats,
+    most: usize,
+) -> Result<Vec<Plan>> {
+    let (oh, ow) = (s.out_height(), s.out_width());
+    let image = |h: usize, w: usize, pitch: usize| [h * w * pitch, 1, w * pitch, pitch];
+    let x =
+        tensor(IDS[0], formats[0], [s.images, s.inputs, s.height, s.width], image(s.height, s.width, s.input_pitch))?;
+    let per_group = s.inputs / s.groups;
+    let w_strides = [s.kernel * s.kernel * per_group, 1, s.kernel * per_group, per_group];
+    let w = tensor(IDS[1], formats[1], [s.outputs, per_group, s.kernel, s.kernel], w_strides)?;
+    let y = tensor(IDS[2], formats[2], [s.images, s.outputs, oh, ow], image(oh, ow, s.output_pitch))?;
+
+    use Attribute::*;
+    let conv = Descriptor::new(Kind::CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR)?;
+    let float = sys::cudnnDataType_t::CUDNN_DATA_FLOAT;
+    let mode = sys::cudnnConvolutionMode_t::CUDNN_CROSS_CORRELATION;
+    let (pad, stride) = ([(s.kernel / 2) as i64; 2], [s.stride as i64; 2]);
+    conv.set(CUDNN_ATTR_CONVOLUTION_COMP_TYPE, Type::CUDNN_TYPE_DATA_TYPE, &[float])?;
+    conv.set(CUDNN_ATTR_CONVOLUTION_CONV_MODE, Type::CUDNN_TYPE_CONVOLUTION_MODE, &[mode])?;
+    conv.set(CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, Type::CUDNN_TYPE_INT64, &[2i64])?;
+    conv.set(CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, Type::CUDNN_TYPE_INT64, &pad)?;
+    conv.set(CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, Type::CUDNN_TYPE_INT64, &pad)?;
+    conv.set(CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, Type::CUDNN_TYPE_INT64, &stride)?;
+    conv.set(CUDNN_ATTR_CONVOLUTION_DILATIONS, Type::CUDNN_TYPE_INT64, &[1i64; 2])?;
+    conv.finalize()?;
+
+    let (kind, [ax, aw, ay, ac, alpha, beta]) = match pass {
+        Pass::Forward => (
+            Kind::CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR,
+            [
+                CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X,
+                CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W,
+                CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y,
+                CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC,
+                CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA,
+                CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA,
+            ],
+        ),
+        Pass::Data => (
+            Kind::CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
+            [
+                CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX,
+                CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W,
+                CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY,
+                CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC,
+                CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA,
+                CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA,
+            ],
+        ),
+        Pass::Weight => (
+            Kind::CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR,
+            [
+                CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X,
+                CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW,
+                CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY,
+                CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC,
+                CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA,
+                CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA,
+            ],
+        ),
+    };
+    let op = Descriptor::new(kind)?;
+    for (name, descriptor) in [(ax, &x), (aw, &w), (ay, &y), (ac, &conv)] {
+        op.set_descriptors(name, &[descriptor])?;
+    }
+    op.set(alpha, Type::CUDNN_TYPE_FLOAT, &[1.0f32])?;
+    op.set(beta, Type::CUDNN_TYPE_FLOAT, &[0.0f32])?;
+    op.finalize()?;
+
+    let graph = Descriptor::new(Kind::CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR)?;
+    graph.set_descriptors(CUDNN_ATTR_OPERATIONGRAPH_OPS, &[&op])?;
+    graph.set(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, Type::CUDNN_TYPE_HANDLE, &[handle])?;
+    graph.finalize()?;
+
+    let mut found = Vec::new();
+    for mode in [sys::cudnnBackendHeurMode_t::CUDNN_HEUR_MODE_A, sys::cudnnBackendHeurMode_t::CUDNN_HEUR_MODE_FALLBACK]
+    {
+        let Ok(configs) = configurations(&graph, mode, most) else { continue };
+        found.extend(configs.into_iter().filter_map(|config| plan(handle, &config).ok()));
+        if found.len() >= most {
+            break;
+        }
+    }
+    found.truncate(most);
+    match found.is_empty() {
+        true => Err(CudaError::NoAlgorithm { library: "cuDNN", what: format!("{pass:?} pass of {s:?}") }),
+        false => Ok(found),
+    }
+}
+
+fn configurations(graph: &Descriptor, mode: sys::cudnnBackendHeurMode_t, most: usize) -> Result<Vec<Descriptor>> {
+    let heuristics = Descriptor::new(Kind::CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR)?;
+    heuristics.set_descriptors(Attribute::CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, &[graph])?;
+    heuristics.set(Attribute::CUDNN_ATTR_ENGINEHEUR_MODE, Type::CUDNN_TYPE_HEUR_MODE, &[mode])?;
+    heuristics.finalize()?;
+    let made: Vec<Descriptor> =
+        (0..most).map(|_| Descriptor::new(Kind::CUDNN_BACKEND_ENGINECFG_DESCRIPTOR)).collect::<Result<_>>()?;
+    let mut raw: Vec<sys::cudnnBackendDescriptor_t> = made.iter().map(|d| d.0).collect();
+    let mut count = 0;
+    // SAFETY: `most` descriptors of the right kind, which the call fills in.
+    let status = unsafe {
+        sys::cudnnBackendGetAttribute(
+            heuristics.0,
+            Attribute::CUDNN_ATTR_ENGINEHEUR_RESULTS,
+            Type::CUDNN_TYPE_BACKEND_DESCRIPTOR,
+            most as i64,
+            &mut count,
+            raw.as_mut_ptr().cast(),
+        )
+    };
+    status.result()?;
+    Ok(made.into_iter().take(count.clamp(0, most as i64) as usize).collect())
+}
+
+fn plan(handle: sys::cudnnHandle_t, config: &Descriptor) -> Result<Plan> {
+    let plan = Descriptor::new(Kind::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?;
+    plan.set(Attribute::CUDNN_ATTR_EXECUTION_PLAN_HANDLE, Type::CUDNN_TYPE_HANDLE, &[handle])?;
+    plan.set_descriptors(Attribute::CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, &[config])?;
+    plan.finalize()?;
+    let size: Vec<i64> = plan.get(Attribute::CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, Type::CUDNN_TYPE_INT64, 1)?;
+    let engine = Descriptor::new(Kind::CUDNN_BACKEND_ENGINE_DESCRIPTOR)?;
+    let mut raw = engine.0;
+    let mut count = 0;
+    // SAFETY: one engine descriptor, which the call fills in.
+    let status = unsafe {
+        sys::cudnnBackendGetAttribute(
+            config.0,
+            Attribute::CUDNN_ATTR_ENGINECFG_ENGINE,
+            Type::CUDNN_TYPE_BACKEND_DESCRIPTOR,
+            1,
+            &mut count,
+            (&raw mut raw).cast(),
+        )
+    };
+    status.result()?;
+    let index: Vec<i64> = engine.get(Attribute::CUDNN_ATTR_ENGINE_GLOBAL_INDEX, Type::CUDNN_TYPE_INT64, 1)?;
+    // Notes are enums of 32 bits.
+    let notes: Vec<u32> =
+        engine.get(Attribute::CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, Type::CUDNN_TYPE_NUMERICAL_NOTE, 32)?;
+    let noted = |note: sys::cudnnBackendNumericalNote_t| notes.contains(&(note as u32));
+    Ok(Plan {
+        plan,
+        engine: index.first().copied().unwrap_or(-1),
+        workspace: usize::try_from(size.first().copied().unwrap_or(0)).unwrap_or(0),
+        deterministic: !noted(sys::cudnnBackendNumericalNote_t::CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC),
+        rounds_inputs: noted(sys::cudnnBackendNumericalNote_t::CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS),
+    })
+}
+
+impl Plan {
+    /// Runs on the handle's stream; pointers of x, w and y.
+    ///
+    /// # Errors
+    /// What cuDNN says.
+    ///
+    /// # Safety
+    /// Device memory of the extents described, 16-byte aligned; the workspace of [`Self::workspace`] bytes.
+    pub(super) unsafe fn run(&self, handle: sys::cudnnHandle_t, places: [u64; 3], workspace: u64) -> Result<()> {
+        let pack = Descriptor::new(Kind::CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)?;
+        let pointers = places.map(|p| p as *mut c_void);
+        pack.set(Attribute::CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, Type::CUDNN_TYPE_VOID_PTR, &pointers)?;
+        pack.set(Attribute::CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, Type::CUDNN_TYPE_INT64, &IDS)?;
+        let workspace = workspace as *mut c_void;
+        pack.set(Attribute::CUDNN_ATTR_VARIANT_PACK_WORKSPACE, Type::CUDNN_TYPE_VOID_PTR, &[workspace])?;
+        pack.finalize()?;
+        // SAFETY: the caller's promise.
+        Ok(unsafe { sys::cudnnBackendExecute(handle, self.plan.0, pack.0) }.result()?)
+    }
+}

@@ -1,0 +1,20 @@
+//! What can go wrong between this program and the card.
+
+/// `Result` of this crate.
+pub type Result<T> = std::result::Result<T, CudaError>;
+
+/// A call that failed, or a library that is not there.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CudaError {
+    #[error("{library} is not there: {looked}\n  hint: {hint}")]
+    Missing { library: &'static str, looked: String, hint: String },
+    #[error("CUDA driver: {0}")]
+    Driver(#[from] cudarc::driver::DriverError),
+    #[error("cuDNN: {0}")]
+    Cudnn(#[from] cudarc::cudnn::CudnnError),
+    #[error("cuBLASLt: {0}")]
+    CublasLt(#[from] cudarc::cublaslt::result::CublasError),
+    #[error("{what}: no algorithm of {library} serves it")]
+    NoAlgorithm { library: &'static str, what: String },
+}

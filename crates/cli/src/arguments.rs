@@ -3,7 +3,7 @@
 use crate::commands::convert_weights::ConvertArgs;
 use crate::commands::{demo::DemoArgs, detect::DetectArgs, info::InfoArgs, train::TrainArgs, val::ValArgs};
 use crate::failure::{Failure, WRONG_USAGE};
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
@@ -56,15 +56,30 @@ pub fn parse() -> Result<Option<Arguments>, Failure> {
     });
     match parsed {
         Ok(arguments) => Ok(Some(arguments)),
-        Err(error) => {
-            // A closed pipe is the only way for this to fail.
-            let _ = error.print();
+        Err(mut error) => {
+            suggest_commands_by_their_names(&command, &mut error);
+            let printed = error.print();
             match error.kind() {
-                ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Ok(None),
+                ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+                    crate::console::note_output(printed);
+                    Ok(None)
+                }
                 _ => Err(Failure::silent(WRONG_USAGE)),
             }
         }
     }
+}
+
+/// A misspelt command is suggested once, not once more for each of the reference's names of it.
+fn suggest_commands_by_their_names(command: &clap::Command, error: &mut clap::Error) {
+    let Some(ContextValue::Strings(similar)) = error.get(ContextKind::SuggestedSubcommand) else { return };
+    let mut names: Vec<String> = Vec::new();
+    for name in similar.iter().rev().filter_map(|similar| command.find_subcommand(similar)).map(|c| c.get_name()) {
+        if !names.iter().any(|known| known == name) {
+            names.push(name.to_owned());
+        }
+    }
+    error.insert(ContextKind::SuggestedSubcommand, ContextValue::Strings(names));
 }
 
 fn given(command: &clap::Command, matches: &ArgMatches) -> Vec<String> {

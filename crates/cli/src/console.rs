@@ -1,18 +1,46 @@
 //! What appears on the terminal: results on stdout; warnings, errors and progress bars on stderr.
 //!
-//! Bars are drawn only where stderr is a terminal. Lines that cannot be written, such as into a closed pipe, are lost
-//! without ending the work.
+//! Bars are drawn only where stderr is a terminal, and lose columns where it is narrow. Lines that cannot be written are
+//! lost without ending the work: a training run outlives its terminal. What was lost is told at the end, unless the
+//! reader went away on purpose, as `head` does.
 
+use crate::failure::Failure;
 use anstyle::{AnsiColor, Style};
 use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
 use report::tables::{TrainingRow, training_header, training_row};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 use train::{Observer, Progress, TrainProgress};
 
+/// The first line that could not be written to stdout, and why.
+static LOST: Mutex<Option<String>> = Mutex::new(None);
+
 /// Writes a line to stdout.
 pub fn out(line: &str) {
-    let _ = writeln!(std::io::stdout(), "{line}");
+    note_output(writeln!(std::io::stdout(), "{line}"));
+}
+
+/// Remembers that something could not be written to stdout. A closed pipe is no mistake.
+pub fn note_output(result: std::io::Result<()>) {
+    if let Err(error) = result
+        && error.kind() != ErrorKind::BrokenPipe
+        && let Ok(mut lost) = LOST.lock()
+    {
+        lost.get_or_insert_with(|| error.to_string());
+    }
+}
+
+/// To be called at the end.
+///
+/// # Errors
+/// Lines for stdout were lost.
+pub fn check_output() -> Result<(), Failure> {
+    note_output(std::io::stdout().flush());
+    match LOST.lock().ok().and_then(|mut lost| lost.take()) {
+        Some(why) => Err(Failure::new(format!("cannot write to stdout: {why}"), None)),
+        None => Ok(()),
+    }
 }
 
 /// Writes `warning: …` to stderr.
@@ -63,13 +91,16 @@ impl Console {
         }
     }
 
-    fn draw(&mut self, stage: Stage, done: usize, total: usize, message: String) {
+    /// `columns` in reading order, each with its rank: narrow terminals lose the highest ranks first.
+    fn draw(&mut self, stage: Stage, done: usize, total: usize, columns: &[(u8, String)]) {
         if self.bar.as_ref().is_none_or(|(shown, _)| *shown != stage) {
             self.clear();
             self.bar = Some((stage, new_bar(total)));
         }
         if let Some((_, bar)) = &self.bar {
-            bar.set_message(message);
+            // The bar's place may shrink to nothing; the count of batches stays.
+            let count = format!("  {total}/{total}").len();
+            bar.set_message(fitting(columns, terminal_width().saturating_sub(count)));
             bar.set_position(done as u64);
         }
         if done >= total {
@@ -93,15 +124,16 @@ impl Console {
         let [box_loss, class_loss, dfl_loss] = p.losses;
         let epoch_time = start.elapsed() + p.eta;
         let whole = p.eta + epoch_time * u32::try_from(p.epochs.saturating_sub(p.epoch + 1)).unwrap_or(u32::MAX);
-        let message = format!(
-            "epoch {}/{}  box {box_loss:.3}  cls {class_loss:.3}  dfl {dfl_loss:.3}  {:.1} img/s  epoch {} run {}",
-            p.epoch,
-            p.epochs.saturating_sub(1),
-            p.images_per_second,
-            clock(p.eta),
-            clock(whole)
-        );
-        self.draw(Stage::Epoch(p.epoch), p.done, p.total, message);
+        let columns = [
+            (0, format!("epoch {}/{}", p.epoch, p.epochs.saturating_sub(1))),
+            (2, format!("box {box_loss:.3}")),
+            (3, format!("cls {class_loss:.3}")),
+            (4, format!("dfl {dfl_loss:.3}")),
+            (5, format!("{:.1} img/s", p.images_per_second)),
+            (6, format!("epoch {}", clock(p.eta))),
+            (1, format!("run {}", clock(whole))),
+        ];
+        self.draw(Stage::Epoch(p.epoch), p.done, p.total, &columns);
         if p.done >= p.total {
             self.row(p, start.elapsed());
         }
@@ -143,20 +175,39 @@ impl Observer for Console {
     fn progress(&mut self, progress: &Progress) {
         match progress {
             Progress::Scan { split, done, total } => {
-                self.draw(Stage::Scan(split), *done, *total, format!("scanning {split}"));
+                self.draw(Stage::Scan(split), *done, *total, &[(0, format!("scanning {split}"))]);
             }
             Progress::Train(progress) => self.train(progress),
             Progress::Validate { done, total, images_per_second, eta } => {
-                let message = format!("validating  {images_per_second:.1} img/s  {}", clock(*eta));
-                self.draw(Stage::Validate, *done, *total, message);
+                let columns =
+                    [(0, "validating".to_owned()), (2, format!("{images_per_second:.1} img/s")), (1, clock(*eta))];
+                self.draw(Stage::Validate, *done, *total, &columns);
             }
-            Progress::Detect { done, total } => self.draw(Stage::Detect, *done, *total, "detecting".to_owned()),
+            Progress::Detect { done, total } => {
+                self.draw(Stage::Detect, *done, *total, &[(0, "detecting".to_owned())]);
+            }
         }
     }
 
     fn should_stop(&self) -> bool {
         crate::interrupt::asked()
     }
+}
+
+/// Columns of the terminal that bars are drawn on.
+fn terminal_width() -> usize {
+    terminal_size::terminal_size_of(std::io::stderr()).map_or(usize::MAX, |(width, _)| usize::from(width.0))
+}
+
+/// As many columns as `room` characters hold; of the last one its start.
+fn fitting(columns: &[(u8, String)], room: usize) -> String {
+    let up_to = |rank: u8| {
+        let kept: Vec<&str> = columns.iter().filter(|c| c.0 <= rank).map(|c| c.1.as_str()).collect();
+        kept.join("  ")
+    };
+    let highest = columns.iter().map(|c| c.0).max().unwrap_or(0);
+    let fits = (0..=highest).rev().map(up_to).find(|text| text.chars().count() <= room);
+    fits.unwrap_or_else(|| up_to(0).chars().take(room).collect())
 }
 
 fn new_bar(total: usize) -> ProgressBar {
@@ -188,6 +239,18 @@ pub fn words(time: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn narrow_terminals_lose_columns_instead_of_wrapping() {
+        let columns = [(0, "epoch 3/9".to_owned()), (2, "box 1.234".to_owned()), (1, "run 0:07".to_owned())];
+        assert_eq!(fitting(&columns, usize::MAX), "epoch 3/9  box 1.234  run 0:07");
+        assert_eq!(fitting(&columns, 30), "epoch 3/9  box 1.234  run 0:07");
+        assert_eq!(fitting(&columns, 29), "epoch 3/9  run 0:07");
+        assert_eq!(fitting(&columns, 18), "epoch 3/9");
+        assert_eq!(fitting(&columns, 4), "epoc");
+        assert_eq!(fitting(&columns, 0), "");
+        assert_eq!(fitting(&[], 10), "");
+    }
 
     #[test]
     fn times_are_rounded_to_seconds() {

@@ -76,7 +76,7 @@ impl Failure {
 impl From<TrainError> for Failure {
     fn from(error: TrainError) -> Self {
         let code = match error {
-            TrainError::Option { .. } => WRONG_USAGE,
+            TrainError::Option { .. } | TrainError::ResumeOption { .. } => WRONG_USAGE,
             TrainError::Stopped { .. } => INTERRUPTED,
             _ => FAILED,
         };

@@ -25,7 +25,7 @@ fn main() -> ExitCode {
             return ExitCode::from(failure::FAILED);
         }
     };
-    match result {
+    match result.and_then(|()| console::check_output()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             failure.print();

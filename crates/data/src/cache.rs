@@ -36,7 +36,8 @@ impl Stamp {
         Some(Self { size: meta.len(), changed: meta.modified().map(nanos).unwrap_or(0) })
     }
 
-    fn is_fresh(&self, now: i64) -> bool {
+    /// Changed so shortly before `now` (nanoseconds since 1970) that it may change again within one tick of the clock.
+    pub fn is_fresh(&self, now: i64) -> bool {
         self.changed >= now.saturating_sub(FRESH_NANOS)
     }
 }

@@ -78,6 +78,9 @@ pub enum DataError {
     /// A value of the configuration is out of its range.
     #[error("{name} = {value}: {range}")]
     Config { name: &'static str, value: String, range: &'static str },
+    /// Decoded pictures that do not fit on the disk that they are to be kept on.
+    #[error("decoded pictures need {} below {}, {} are free there and a tenth of that stays free", bytes(*needed), folder.display(), bytes(*free))]
+    CacheSpace { folder: PathBuf, needed: u64, free: u64 },
     /// Nothing could be loaded at all.
     #[error("every image failed to load; the last: {last}")]
     AllLoadsFailed { last: Problem },
@@ -106,6 +109,11 @@ impl DataError {
             Self::ClassOutOfRange { .. } => {
                 Some("ids start at 0; correct the label file or complete `names` in the data YAML".to_string())
             }
+            Self::CacheSpace { .. } => Some(
+                "leave --cache disk out, train with a smaller --img, delete old caches there, or name a folder on \
+                 another disk in XDG_CACHE_HOME"
+                    .to_string(),
+            ),
             Self::TooLarge { .. } => Some("scale the picture down".to_string()),
             _ => None,
         }
@@ -136,6 +144,12 @@ fn line_suffix(line: Option<usize>) -> String {
 /// What is wrong with a path that cannot be used as it was meant.
 fn absence(path: &Path) -> &'static str {
     if path.exists() { "is not a folder; expected a folder" } else { "does not exist" }
+}
+
+/// `1.25 GiB`, or MiB below one.
+fn bytes(bytes: u64) -> String {
+    let mebi = bytes as f64 / f64::from(1 << 20);
+    if mebi < 1024.0 { format!("{mebi:.1} MiB") } else { format!("{:.2} GiB", mebi / 1024.0) }
 }
 
 fn plural(n: usize, one: &'static str, many: &'static str) -> &'static str {

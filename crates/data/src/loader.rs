@@ -14,9 +14,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use crate::error::{DataError, Problem};
+use crate::picture::Picture;
 use crate::pool::ImagePool;
 use crate::recipe::{FinishedBox, Recipe, RecipeMaker};
 use crate::render::{Scratch, render};
+use crate::resize::{Interpolation, resize};
 use crate::validation::ValGeometry;
 
 /// One sample of a batch to be made. All samples of a batch must have the same output size.
@@ -26,6 +28,9 @@ pub enum Task {
     Draw { maker: Arc<RecipeMaker>, position: usize },
     /// The same for a frame of height x width.
     DrawRect { maker: Arc<RecipeMaker>, position: usize, frame_hw: [u32; 2] },
+    /// A sample whose finished picture is resized bilinearly to height x width (see [`crate::multi_scale`]). Boxes are
+    /// fractions and stay.
+    Resized { task: Box<Task>, frame_hw: [u32; 2] },
     /// A recipe that is already drawn.
     Recipe(Box<Recipe>),
     /// A validation sample in a frame of height x width.
@@ -247,6 +252,7 @@ fn perform(pool: &ImagePool, task: Task, scratch: &mut Scratch) -> Done {
     match task {
         Task::Draw { maker, position } => train(pool, maker.draw(position), scratch),
         Task::DrawRect { maker, position, frame_hw } => train(pool, maker.draw_rect(position, frame_hw), scratch),
+        Task::Resized { task, frame_hw } => resized(perform(pool, *task, scratch), frame_hw),
         Task::Recipe(recipe) => train(pool, *recipe, scratch),
         Task::Validate { sample, frame_hw } => validate(pool, sample, frame_hw),
     }
@@ -266,6 +272,19 @@ fn train(pool: &ImagePool, recipe: Recipe, scratch: &mut Scratch) -> Done {
     boxes.retain(|b| failed.iter().all(|(id, _)| *id != b.sample));
     let failures = failed.iter().map(|(id, e)| e.to_problem(&describe(pool, *id, None).path)).collect();
     Done { hw: [h, w], pixels: Some(pixels), boxes, image: describe(pool, recipe.sample, None), failures }
+}
+
+fn resized(done: Done, frame_hw: [u32; 2]) -> Done {
+    let ([height, width], hw) = (done.hw.map(|v| v as u32), frame_hw.map(|v| v as usize));
+    let pixels = done.pixels.map(|data| {
+        let picture = Picture { width, height, data };
+        if done.hw == hw {
+            picture.data
+        } else {
+            resize(&picture, frame_hw[1], frame_hw[0], Interpolation::Bilinear).data
+        }
+    });
+    Done { hw, pixels, ..done }
 }
 
 fn validate(pool: &ImagePool, id: usize, frame_hw: [u32; 2]) -> Done {

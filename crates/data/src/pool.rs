@@ -1,4 +1,4 @@
-//! Decoded pictures with their long side at the network's size, kept in memory when they fit.
+//! Decoded pictures with their long side at the network's size, kept in memory when they fit, or on disk.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::decode::{self, ImageLimits};
+use crate::disk_cache::{DiskCache, picture_wh};
 use crate::error::{DataError, Problem};
 use crate::letterbox::long_side_to;
 use crate::picture::Picture;
@@ -46,6 +47,7 @@ pub struct ImagePool {
     purpose: Purpose,
     limits: ImageLimits,
     mode: CacheMode,
+    disk: Option<DiskCache>,
     kept: Mutex<Kept>,
     failed: Mutex<BTreeMap<usize, Problem>>,
     decoded: AtomicUsize,
@@ -60,10 +62,21 @@ impl ImagePool {
             purpose,
             limits,
             mode,
+            disk: None,
             kept: Mutex::default(),
             failed: Mutex::default(),
             decoded: AtomicUsize::new(0),
         }
+    }
+
+    /// Reads pictures from a cache on disk, made for the same samples, size and purpose, and keeps them there.
+    pub fn with_disk(self, disk: DiskCache) -> Self {
+        Self { disk: Some(disk), ..self }
+    }
+
+    /// Why no more pictures are written to the disk, once.
+    pub fn take_disk_problem(&self) -> Option<Problem> {
+        self.disk.as_ref()?.take_problem()
     }
 
     /// The samples ids refer to.
@@ -78,7 +91,7 @@ impl ImagePool {
 
     /// Bytes that a picture takes once resized; pictures are kept at that size.
     pub fn picture_bytes(sample: &Sample, size: u32) -> u64 {
-        let ([w, h], _) = long_side_to(sample.width, sample.height, size.max(1));
+        let [w, h] = picture_wh(sample, size);
         u64::from(w) * u64::from(h) * 3
     }
 
@@ -138,6 +151,12 @@ impl ImagePool {
             path: Default::default(),
             reason: format!("sample {id} of {} does not exist", self.samples.len()),
         })?;
+        let [w, h] = picture_wh(sample, self.size);
+        // The key is taken before the image is read: one that changes meanwhile is not the key's any more.
+        let on_disk = self.disk.as_ref().and_then(|disk| Some((disk, disk.key(&sample.path)?)));
+        if let Some(picture) = on_disk.as_ref().and_then(|(disk, key)| disk.read(key, [w, h])) {
+            return Ok(picture);
+        }
         let picture = decode::decode_file(&sample.path, &self.limits)?;
         self.decoded.fetch_add(1, Ordering::Relaxed);
         if (picture.width, picture.height) != (sample.width, sample.height) {
@@ -147,12 +166,16 @@ impl ImagePool {
             );
             return Err(DataError::Image { path: sample.path.clone(), reason });
         }
-        let ([w, h], ratio) = long_side_to(picture.width, picture.height, self.size);
+        let (_, ratio) = long_side_to(picture.width, picture.height, self.size);
         let interpolation = match self.purpose {
             Purpose::Validate if ratio < 1.0 => Interpolation::Area,
             _ => Interpolation::Bilinear,
         };
-        Ok(if ratio == 1.0 { picture } else { resize(&picture, w, h, interpolation) })
+        let picture = if ratio == 1.0 { picture } else { resize(&picture, w, h, interpolation) };
+        if let Some((disk, key)) = &on_disk {
+            disk.write(key, &picture);
+        }
+        Ok(picture)
     }
 
     fn keep(&self, id: usize, picture: &Arc<Picture>) {

@@ -211,6 +211,10 @@ pub fn keyed_rng(seed: u64, epoch: u64, position: u64, purpose: u64) -> ChaCha8R
 
 const FOR_SAMPLES: u64 = 1;
 const FOR_ORDER: u64 = 2;
+/// Sides of [`crate::multi_scale`].
+pub(crate) const FOR_SIDES: u64 = 3;
+/// Draws of [`crate::image_weights`].
+pub(crate) const FOR_WEIGHTS: u64 = 4;
 
 /// The order of `n` samples in an epoch.
 pub fn epoch_order(seed: u64, epoch: u64, n: usize) -> Vec<usize> {

@@ -54,7 +54,14 @@ pub struct LossConfig {
     pub alpha: f64,
     /// Exponent of CIoU in the assigner's metric. Default 6.
     pub beta: f64,
-    /// Class target t becomes t (1 - s) + s / 2. Default 0 (the reference parses it and leaves it out).
+    /// Label smoothing E in [0, 1) of anchors with an object. Default 0 (the reference parses it and leaves it out).
+    ///
+    /// The target vector of such an anchor is its target score t times a one-hot vector; smoothed, the one becomes
+    /// 1 - E / 2 and the zeros E / 2, so that the assigned class aims at t (1 - E / 2) and each other at t E / 2.
+    /// Without the score (t = 1) these are the targets that detectors with hard labels use on their matched anchors.
+    /// Anchors without an object keep 0: they outnumber the others by hundreds and carry no doubt about a class,
+    /// while the loss is divided by the sum of the target scores, so E / 2 on all of their classes would outweigh
+    /// every object. That sum, and with it box loss and distribution focal loss, stays as without smoothing.
     pub label_smoothing: f64,
 }
 

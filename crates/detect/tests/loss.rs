@@ -246,9 +246,9 @@ impl<'a> Plain<'a> {
         let object = self.owner(image, anchor).map(|(t, score)| (self.targets.classes[t] as usize, score));
         let mut sum = 0.0;
         for (class, &x) in logits.iter().enumerate() {
-            let hard = object.filter(|o| o.0 == class).map_or(0.0, |o| o.1);
             let s = self.config.label_smoothing;
-            let t = hard * (1.0 - s) + 0.5 * s;
+            let share = |assigned: usize| if assigned == class { 1.0 - s / 2.0 } else { s / 2.0 };
+            let t = object.map_or(0.0, |(assigned, score)| score * share(assigned));
             let p = sigmoid(x);
             let mut loss = -(self.config.cls_pw * t * p.ln() + (1.0 - t) * (1.0 - p).ln());
             if self.config.fl_gamma > 0.0 {
@@ -346,6 +346,27 @@ fn focal_loss_and_positive_weight_match_plain_formulas_and_central_differences()
 fn label_smoothing_and_other_exponents_match_plain_formulas_and_central_differences() {
     let base = LossConfig::new(9, vec![1.0]);
     check_against_plain_formulas(&LossConfig { label_smoothing: 0.1, alpha: 1.0, beta: 4.0, topk: 7, ..base });
+    let dual = LossConfig::new(3, vec![0.25, 1.0]);
+    check_against_plain_formulas(&LossConfig { label_smoothing: 0.3, fl_gamma: 2.0, cls_pw: 1.7, ..dual });
+    check_against_plain_formulas(&LossConfig { label_smoothing: 0.9, ..LossConfig::new(1, vec![1.0]) });
+}
+
+#[test]
+fn label_smoothing_moves_only_the_classes_of_anchors_with_an_object() {
+    let plain = LossConfig::new(9, vec![1.0]);
+    let smooth = LossConfig { label_smoothing: 0.2, ..plain.clone() };
+    let heads = [Head::<f32>::random(9, 0, 68, 12)];
+    let (without, without_gradients) = run(&plain, &heads, &boxes(9), true);
+    let (with, with_gradients) = run(&smooth, &heads, &boxes(9), true);
+    assert_eq!((with.box_loss, with.dfl_loss), (without.box_loss, without.dfl_loss));
+    assert_eq!(with.branches()[0].target_score_sum, without.branches()[0].target_score_sum);
+    assert_ne!(with.cls_loss, without.cls_loss);
+    let mut moved = 0;
+    for (with, without) in with_gradients[0].iter().zip(&without_gradients[0]) {
+        assert!(with.0 == without.0, "box gradients");
+        moved += with.1.chunks(12).zip(without.1.chunks(12)).filter(|(a, b)| a != b).count();
+    }
+    assert_eq!(moved, with.branches()[0].foreground);
 }
 
 #[test]

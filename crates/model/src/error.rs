@@ -30,6 +30,8 @@ pub enum ModelError {
     Graph(#[from] GraphError),
     #[error("{}: truncated: {have} of {need} bytes", path.display())]
     Truncated { path: PathBuf, have: u64, need: u64 },
+    #[error("{}: {message}", path.display())]
+    Damaged { path: PathBuf, message: String },
     #[error("{}: not a weight file: {message}", path.display())]
     Format { path: PathBuf, message: String },
     #[error("{}: format version {found} is newer than this program reads ({known})", path.display())]

@@ -236,7 +236,7 @@ fn hidden_of(tower: &Tower, head: usize, tensors: &NamedTensors) -> Option<Hidde
     let groups = |end: &str, outputs: usize| {
         let (out, per_group) = dims(tower.boxes, end)?;
         let groups = box_width / per_group;
-        let divides = box_width % per_group == 0 && outputs % groups == 0;
+        let divides = box_width % per_group == 0 && outputs.is_multiple_of(groups);
         (out == outputs && divides).then_some(groups)
     };
     let box_groups = [groups("0.1.conv.weight", box_width)?, groups("0.2.weight", BOX_CHANNELS)?];

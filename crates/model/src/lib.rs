@@ -14,6 +14,8 @@ pub mod fold;
 pub mod info;
 pub mod init;
 mod model;
+mod number;
+pub mod pytorch;
 mod single_branch;
 mod state;
 pub mod weights;

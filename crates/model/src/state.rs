@@ -101,6 +101,16 @@ pub struct NamedTensors {
     index: HashMap<String, usize>,
 }
 
+impl IntoIterator for NamedTensors {
+    type Item = (String, NamedTensor);
+    type IntoIter = std::vec::IntoIter<Self::Item>;
+
+    /// Names and tensors in order, without a copy.
+    fn into_iter(self) -> Self::IntoIter {
+        self.entries.into_iter()
+    }
+}
+
 impl NamedTensors {
     pub fn new() -> Self {
         Self::default()

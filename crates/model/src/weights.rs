@@ -1,21 +1,28 @@
-//! Weight files: safetensors with the model's description beside its tensors.
+//! Weight files: safetensors with the model's description beside its tensors. PyTorch's files are read, too.
 //!
 //! Tensors lie in the order of the state dict and a file's bytes depend only on its content. The metadata
 //! are texts: `format` ([`FORMAT`]), `model`, `yaml`, `nc`, `strides` and `names` (JSON arrays), `folded`,
-//! and whatever else the writer adds.
+//! `crc32` (checksum over the bytes of all tensors, eight hexadecimal digits), and whatever else the writer adds.
 
 use crate::error::{ModelError, Result};
 use crate::model::Model;
+use crate::number::Number;
+use crate::pytorch;
 use crate::state::{NamedTensor, NamedTensors};
+use content::Content;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
-use std::io::{BufReader, BufWriter, Read, Write};
+use std::io::{BufReader, Read, Seek, SeekFrom, Write};
 use std::path::Path;
+
+mod content;
 
 /// Version of the metadata that this program writes, and the newest that it reads.
 pub const FORMAT: u64 = 1;
+/// Key of the checksum.
+const CRC32: &str = "crc32";
 /// Longest header read, in bytes.
 const MAX_HEADER: u64 = 32 << 20;
 /// Most tensors of a file.
@@ -42,8 +49,10 @@ pub struct WeightsMeta {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Weights {
     pub tensors: NamedTensors,
-    /// `None` for files of other programs.
+    /// `None` for files of other programs, except checkpoints whose pickled model is known here.
     pub meta: Option<WeightsMeta>,
+    /// What was chosen or left out while reading, a line each, for the log.
+    pub notes: Vec<String>,
 }
 
 impl WeightsMeta {
@@ -53,7 +62,7 @@ impl WeightsMeta {
         Self { model: name, yaml, nc: model.nc, strides, names, folded, extra: BTreeMap::new() }
     }
 
-    fn to_texts(&self) -> BTreeMap<String, String> {
+    fn to_texts(&self, crc32: u32) -> BTreeMap<String, String> {
         let mut texts = self.extra.clone();
         texts.extend([
             ("format".into(), FORMAT.to_string()),
@@ -63,6 +72,7 @@ impl WeightsMeta {
             ("strides".into(), json(&self.strides)),
             ("names".into(), json(&self.names)),
             ("folded".into(), self.folded.to_string()),
+            (CRC32.into(), format!("{crc32:08x}")),
         ]);
         texts
     }
@@ -83,7 +93,7 @@ impl WeightsMeta {
         if names.len() != nc {
             return Err(error(format!("{} class names for {nc} classes", names.len())));
         }
-        let known = ["format", "model", "yaml", "nc", "strides", "names", "folded"];
+        let known = ["format", "model", "yaml", "nc", "strides", "names", "folded", CRC32];
         let extra = texts.iter().filter(|(key, _)| !known.contains(&key.as_str()));
         Ok(Some(Self {
             model: get("model")?.clone(),
@@ -102,21 +112,51 @@ fn json<T: serde::Serialize + ?Sized>(value: &T) -> String {
     serde_json::to_string(value).expect("numbers, texts and lists of them have a JSON form")
 }
 
-/// Writes a weight file: to a temporary file beside it, synced, then renamed, so that a reader finds
-/// either the old file or the whole new one.
+/// Writes a weight file whole or not at all (see [`files::write_atomic`]), so that a reader finds either the old
+/// file or the new one.
 ///
 /// # Errors
 /// [`ModelError::Io`] names the file; the old one is left as it was.
 pub fn save(path: &Path, tensors: &NamedTensors, meta: &WeightsMeta) -> Result<()> {
-    replace_file(path, |out| write(out, tensors, meta))
-        .map_err(|source| ModelError::Io { path: path.to_owned(), source })
+    save_as(path, tensors, meta, false)
 }
 
-fn write(out: &mut dyn Write, tensors: &NamedTensors, meta: &WeightsMeta) -> std::io::Result<()> {
-    let mut header = format!("{{\"__metadata__\":{}", json(&meta.to_texts()));
+/// [`save`], with `half` in half precision (rounded to nearest, ties to even).
+///
+/// # Errors
+/// As [`save`]; [`ModelError::Tensor`] where `half` cannot hold a value.
+pub fn save_as(path: &Path, tensors: &NamedTensors, meta: &WeightsMeta, half: bool) -> Result<()> {
+    if half {
+        check_half(tensors)?;
+    }
+    let float = if half { Dtype::F16 } else { Dtype::F32 };
+    files::write_atomic(path, |out| write(out, tensors, meta, float))
+        .map_err(|e| ModelError::Io { path: e.path, source: e.source })
+}
+
+/// Refuses values that half precision cannot hold.
+pub(crate) fn check_half(tensors: &NamedTensors) -> Result<()> {
+    for (name, tensor) in tensors.iter().filter(|(name, tensor)| !is_counter(name, tensor)) {
+        let lost = |v: &&f32| v.is_finite() && half::f16::from_f32(**v).is_infinite();
+        if let Some(value) = tensor.values.iter().find(lost) {
+            let message = format!("{value} is beyond what half precision holds (65504)\n  hint: write full precision");
+            return Err(ModelError::Tensor { name: name.to_owned(), message });
+        }
+    }
+    Ok(())
+}
+
+fn write(out: &mut dyn Write, tensors: &NamedTensors, meta: &WeightsMeta, float: Dtype) -> std::io::Result<()> {
+    // The checksum stands before what it is of: the tensors are gone through twice.
+    let mut crc32 = crc32fast::Hasher::new();
+    write_data(tensors, float, |bytes| {
+        crc32.update(bytes);
+        Ok(())
+    })?;
+    let mut header = format!("{{\"__metadata__\":{}", json(&meta.to_texts(crc32.finalize())));
     let mut offset = 0;
     for (name, tensor) in tensors.iter() {
-        let dtype = stored_type(name, tensor);
+        let dtype = if is_counter(name, tensor) { Dtype::I64 } else { float };
         let end = offset + tensor.values.len() * dtype.bitsize() / 8;
         let info = TensorInfo { dtype, shape: tensor.dims.clone(), data_offsets: (offset, end) };
         header.push_str(&format!(",{}:{}", json(name), json(&info)));
@@ -127,29 +167,70 @@ fn write(out: &mut dyn Write, tensors: &NamedTensors, meta: &WeightsMeta) -> std
     header.push_str(&" ".repeat(header.len().next_multiple_of(8) - header.len()));
     out.write_all(&(header.len() as u64).to_le_bytes())?;
     out.write_all(header.as_bytes())?;
+    write_data(tensors, float, |bytes| out.write_all(bytes))
+}
+
+/// Hands over the bytes of all tensors, piece by piece.
+fn write_data(
+    tensors: &NamedTensors,
+    float: Dtype,
+    mut piece: impl FnMut(&[u8]) -> std::io::Result<()>,
+) -> std::io::Result<()> {
+    let mut bytes = Vec::new();
     for (name, tensor) in tensors.iter() {
-        match stored_type(name, tensor) {
-            Dtype::I64 => tensor.values.iter().try_for_each(|&v| out.write_all(&(v as i64).to_le_bytes()))?,
-            _ => tensor.values.iter().try_for_each(|&v| out.write_all(&v.to_le_bytes()))?,
+        let counter = is_counter(name, tensor);
+        for values in tensor.values.chunks(1 << 14) {
+            bytes.clear();
+            match (counter, float) {
+                (true, _) => bytes.extend(values.iter().flat_map(|&v| (v as i64).to_le_bytes())),
+                (_, Dtype::F16) => bytes.extend(values.iter().flat_map(|&v| half::f16::from_f32(v).to_le_bytes())),
+                _ => bytes.extend(values.iter().flat_map(|&v| v.to_le_bytes())),
+            }
+            piece(&bytes)?;
         }
     }
     Ok(())
 }
 
 /// Counters are integers, as in the reference's files.
-fn stored_type(name: &str, tensor: &NamedTensor) -> Dtype {
-    if tensor.dims.is_empty() && name.ends_with("num_batches_tracked") { Dtype::I64 } else { Dtype::F32 }
+pub(crate) fn is_counter(name: &str, tensor: &NamedTensor) -> bool {
+    tensor.dims.is_empty() && name.ends_with("num_batches_tracked")
 }
 
 /// Reads a weight file; half-precision, double and integer tensors become f32.
 ///
+/// The content decides, not the name: safetensors, or a zip archive of PyTorch: a state dict, a dict that has one
+/// under `state_dict` or `model_state_dict`, or a checkpoint with whole pickled modules under `ema` (preferred) or
+/// `model`. Of a module the description, the class names and the strides come along, so that `meta` is there as in
+/// a file of this program; `extra` says which `part` was taken and holds `epochs`, `best_fitness` and `date` where
+/// the checkpoint has them.
+///
 /// # Errors
-/// [`ModelError::Truncated`] says how many bytes are there; [`ModelError::Format`] and
-/// [`ModelError::Version`] what is wrong with the content.
+/// [`ModelError::Truncated`] says how many bytes are there; [`ModelError::Damaged`] that a checksum does not match;
+/// [`ModelError::Format`] and [`ModelError::Version`] what is wrong with the content, or what it looks like instead.
 pub fn load(path: &Path) -> Result<Weights> {
     let io = |source| ModelError::Io { path: path.to_owned(), source };
     let format = |message: String| ModelError::Format { path: path.to_owned(), message };
-    let file = File::open(path).map_err(io)?;
+    // Opening a pipe would wait for its other end.
+    let about = std::fs::metadata(path).map_err(io)?;
+    if !about.is_file() {
+        return Err(format(format!("it is {}", if about.is_dir() { "a folder" } else { "no regular file" })));
+    }
+    let mut file = File::open(path).map_err(io)?;
+    let mut start = Vec::new();
+    (&file).take(content::START).read_to_end(&mut start).map_err(io)?;
+    match content::recognise(&start) {
+        Content::Safetensors => {}
+        Content::Zip => return pytorch::load(path),
+        Content::Other(message) => return Err(format(message)),
+    }
+    file.seek(SeekFrom::Start(0)).map_err(io)?;
+    load_safetensors(path, file)
+}
+
+fn load_safetensors(path: &Path, file: File) -> Result<Weights> {
+    let io = |source| ModelError::Io { path: path.to_owned(), source };
+    let format = |message: String| ModelError::Format { path: path.to_owned(), message };
     let have = file.metadata().map_err(io)?.len();
     let truncated = |need| ModelError::Truncated { path: path.to_owned(), have, need };
     if have < 8 {
@@ -179,90 +260,39 @@ pub fn load(path: &Path) -> Result<Weights> {
     if names.len() > MAX_TENSORS {
         return Err(format(format!("{} tensors, at most {MAX_TENSORS}", names.len())));
     }
-    let meta = match header.metadata() {
-        Some(texts) => WeightsMeta::from_texts(texts, path)?,
-        None => None,
-    };
+    let texts = header.metadata().as_ref();
+    let meta = texts.map(|texts| WeightsMeta::from_texts(texts, path)).transpose()?.flatten();
+    // Another program may mean something else by the key.
+    let expected = texts.and_then(|texts| texts.get(CRC32)).filter(|_| meta.is_some());
     let mut tensors = NamedTensors::new();
+    let mut crc32 = crc32fast::Hasher::new();
     let mut raw = Vec::new();
     for name in names {
         let info = header.info(&name).expect("offset_keys lists the header's own names");
         raw.resize(info.data_offsets.1 - info.data_offsets.0, 0);
         reader.read_exact(&mut raw).map_err(io)?;
-        let values = widen(&raw, info.dtype)
+        crc32.update(&raw);
+        let number = number(info.dtype)
             .ok_or_else(|| format(format!("tensor {name} has the type {:?}, which no weights have", info.dtype)))?;
-        tensors.insert(name, info.shape.clone(), values)?;
+        tensors.insert(name, info.shape.clone(), number.widen(&raw))?;
     }
-    Ok(Weights { tensors, meta })
+    if let Some(expected) = expected
+        && *expected != format!("{:08x}", crc32.finalize())
+    {
+        let message = "its data do not match their checksum: the file is damaged".to_owned();
+        return Err(ModelError::Damaged { path: path.to_owned(), message });
+    }
+    Ok(Weights { tensors, meta, notes: Vec::new() })
 }
 
-fn widen(raw: &[u8], dtype: Dtype) -> Option<Vec<f32>> {
+fn number(dtype: Dtype) -> Option<Number> {
     Some(match dtype {
-        Dtype::F32 => raw.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
-        Dtype::F64 => raw.as_chunks::<8>().0.iter().map(|b| f64::from_le_bytes(*b) as f32).collect(),
-        Dtype::F16 => raw.as_chunks::<2>().0.iter().map(|b| half(u16::from_le_bytes(*b))).collect(),
-        Dtype::BF16 => {
-            raw.as_chunks::<2>().0.iter().map(|b| f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16)).collect()
-        }
-        Dtype::I32 => raw.as_chunks::<4>().0.iter().map(|b| i32::from_le_bytes(*b) as f32).collect(),
-        Dtype::I64 => raw.as_chunks::<8>().0.iter().map(|b| i64::from_le_bytes(*b) as f32).collect(),
+        Dtype::F32 => Number::F32,
+        Dtype::F64 => Number::F64,
+        Dtype::F16 => Number::F16,
+        Dtype::BF16 => Number::BF16,
+        Dtype::I32 => Number::I32,
+        Dtype::I64 => Number::I64,
         _ => return None,
     })
-}
-
-/// An IEEE half-precision number.
-fn half(bits: u16) -> f32 {
-    let sign = u32::from(bits & 0x8000) << 16;
-    let (exponent, fraction) = (u32::from(bits >> 10) & 31, u32::from(bits & 0x3FF));
-    match exponent {
-        // Subnormal: fraction * 2^-24, exact in f32.
-        0 => f32::from_bits(sign | (fraction as f32 / (1u32 << 24) as f32).to_bits()),
-        31 => f32::from_bits(sign | 0x7F80_0000 | fraction << 13),
-        _ => f32::from_bits(sign | (exponent + 112) << 23 | fraction << 13),
-    }
-}
-
-/// Writes through a temporary file in the same folder.
-fn replace_file(path: &Path, content: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> std::io::Result<()> {
-    let folder = match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(".writing-").suffix(".safetensors");
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        // As any other new file: the user's mask decides.
-        builder.permissions(std::fs::Permissions::from_mode(0o666));
-    }
-    let mut file = builder.tempfile_in(folder)?;
-    {
-        let mut out = BufWriter::with_capacity(1 << 20, file.as_file_mut());
-        content(&mut out)?;
-        out.flush()?;
-    }
-    file.as_file().sync_all()?;
-    file.persist(path).map_err(|e| e.error)?;
-    // The rename itself is durable once the folder is synced; not every system can.
-    #[cfg(unix)]
-    File::open(folder)?.sync_all()?;
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn half_precision_numbers_are_read_exactly() {
-        let cases =
-            [(0x3C00, 1.0), (0xC000, -2.0), (0x7BFF, 65504.0), (0x0400, 6.103_515_6e-5), (0x0001, 5.960_464_5e-8)];
-        for (bits, want) in cases {
-            assert_eq!(half(bits), want, "{bits:#06x}");
-        }
-        assert_eq!(half(0x8000).to_bits(), (-0.0f32).to_bits());
-        assert!(half(0x7E00).is_nan());
-        assert_eq!(half(0xFC00), f32::NEG_INFINITY);
-    }
 }

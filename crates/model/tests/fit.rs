@@ -5,7 +5,7 @@ use model::{Branches, Model, ModelError, NamedTensors, Source, fit, fold, init, 
 use testkit::{fixture, json};
 
 fn foreign(tensors: NamedTensors) -> Weights {
-    Weights { tensors, meta: None }
+    Weights { tensors, meta: None, notes: Vec::new() }
 }
 
 fn load(cfg: &str, nc: usize) -> Model {
@@ -190,7 +190,8 @@ fn a_narrow_class_tower_and_ungrouped_boxes_are_taken_from_the_tensors() {
     assert_eq!(started.tensors.get("model.22.cv3.0.2.weight").unwrap().dims, [3, 80, 1, 1]);
     // What was trained is found again in a file of this program.
     let meta = WeightsMeta::of(&started.model, vec!["a".into(), "b".into(), "c".into()], false);
-    let again = fit(&Weights { tensors: started.tensors.clone(), meta: Some(meta) }, None, "w").unwrap();
+    let again =
+        fit(&Weights { tensors: started.tensors.clone(), meta: Some(meta), notes: Vec::new() }, None, "w").unwrap();
     assert_eq!((again.tensors, again.names.len()), (started.tensors, 3));
 }
 
@@ -204,7 +205,8 @@ fn what_does_not_fit_is_told_with_counts_and_what_to_do() {
     let text = message(fit(&foreign(tensors.clone()), None, "w.pt"));
     assert!(text.contains("does not say which model") && text.contains("--cfg"), "{text}");
     let meta = WeightsMeta::of(&load("gelan-t", 3), vec![String::new(); 3], false);
-    let text = message(fit(&Weights { tensors: tensors.clone(), meta: Some(meta) }, Some("yolov9-c"), "w"));
+    let text =
+        message(fit(&Weights { tensors: tensors.clone(), meta: Some(meta), notes: Vec::new() }, Some("yolov9-c"), "w"));
     assert!(text.contains("leave --cfg out"), "{text}");
     let broken = renamed(&tensors, |n| (n != "model.0.conv.weight").then(|| n.to_owned()));
     let text = message(fit(&foreign(broken), Some("gelan-t"), "w"));

@@ -148,6 +148,29 @@ fn a_main_only_build_has_the_converted_models_tensors() {
 }
 
 #[test]
+fn strides_and_parameters_without_a_gradient_are_the_references() {
+    for (name, nc) in CASES {
+        let (case, model) = (format!("{name}-nc{nc}"), load(name, nc));
+        let strides: Vec<f64> = model.strides.iter().map(|&s| s as f64).collect();
+        assert_eq!(json(&format!("models/{case}.json"))["strides"], serde_json::json!(strides), "{case}");
+        if !fixture(&format!("train/{case}.json")).exists() {
+            continue;
+        }
+        let want = json(&format!("train/{case}.json"));
+        let names = |key: &str| -> Vec<String> {
+            want[key].as_array().unwrap().iter().map(|n| n.as_str().unwrap().to_owned()).collect()
+        };
+        let state = model.training_state().unwrap();
+        let of = |keep: &dyn Fn(&model::StateEntry) -> bool| -> Vec<String> {
+            state.iter().filter(|e| keep(e)).map(|e| e.name.clone()).collect()
+        };
+        assert_eq!(of(&|e| e.kind == StateKind::Fixed), names("parameters_without_gradient"), "{case}");
+        assert_eq!(of(&|e| e.kind == StateKind::Param), names("params"), "{case}");
+        assert_eq!(of(&|e| e.kind == StateKind::Buffer), names("stats"), "{case}");
+    }
+}
+
+#[test]
 fn every_convolution_has_a_gain() {
     for (name, nc) in CASES {
         let gains = json(&format!("models/{name}-nc{nc}.gains.json"));

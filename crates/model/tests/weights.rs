@@ -72,7 +72,7 @@ fn files_give_back_tensors_order_and_metadata() {
     let read = weights::load(&path).unwrap();
     assert_eq!(read.tensors, tensors);
     assert_eq!(read.meta.as_ref(), Some(&meta));
-    let again = read.meta.unwrap().model().unwrap();
+    let again = model::fit(&read, None, "the file").unwrap().model;
     assert_eq!(again.training_state().unwrap(), model.training_state().unwrap());
     assert_eq!((again.nc, again.strides), (3, vec![8, 16, 32]));
     // Nothing but the file is left in the folder, and the same content gives the same bytes.
@@ -101,7 +101,7 @@ fn truncated_files_say_how_many_bytes_are_missing() {
     let folder = tempfile::tempdir().unwrap();
     let (path, ..) = saved(folder.path(), &small(3));
     let bytes = std::fs::read(&path).unwrap();
-    for cut in [0, 5, 100, bytes.len() / 2, bytes.len() - 1] {
+    for cut in [5, 100, bytes.len() / 2, bytes.len() - 1] {
         std::fs::write(&path, &bytes[..cut]).unwrap();
         let error = weights::load(&path).unwrap_err();
         assert!(matches!(error, ModelError::Truncated { have, .. } if have == cut as u64), "{cut}: {error}");
@@ -119,6 +119,7 @@ fn files_that_are_no_weights_are_refused() {
         std::fs::write(&path, content).unwrap();
         weights::load(&path).unwrap_err().to_string()
     };
+    assert!(refused(b"").contains("it is empty"));
     assert!(refused(b"PK\x03\x04 some checkpoint of another program").contains("not a weight file"));
     let header = |text: &str| [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
     assert!(refused(&header("{]")).contains("header"));
@@ -240,4 +241,34 @@ fn folding_twice_changes_nothing() {
     assert!(folded.get("model.2.conv.weight").is_some() && folded.get("model.2.conv1.conv.weight").is_none());
     let kinds = small(3).training_state().unwrap();
     assert!(kinds.iter().any(|e| e.kind == StateKind::Counter) && !folded.iter().any(|t| t.0.contains(".bn.")));
+}
+
+#[test]
+fn a_flipped_bit_in_the_data_is_an_error_that_names_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, tensors, meta) = saved(folder.path(), &small(3));
+    let bytes = std::fs::read(&path).unwrap();
+    let data = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    for (at, bit) in [(data, 0), (data + (bytes.len() - data) / 2, 3), (bytes.len() - 1, 7)] {
+        let mut flipped = bytes.clone();
+        flipped[at] ^= 1 << bit;
+        std::fs::write(&path, &flipped).unwrap();
+        let error = weights::load(&path).unwrap_err();
+        assert!(matches!(error, ModelError::Damaged { .. }), "{error}");
+        let want = format!("{}: its data do not match their checksum: the file is damaged", path.display());
+        assert_eq!(error.to_string(), want);
+    }
+    // Files from before there was a checksum, and foreign ones that call something else so.
+    let header = String::from_utf8(bytes[8..data].to_vec()).unwrap();
+    let at = header.find(r#""crc32":""#).unwrap();
+    for (from, to) in [(r#""crc32":"#, r#""other":"#), (r#""format":"1""#, r#""format":"x""#)] {
+        let mut old = bytes.clone();
+        old[8..data].copy_from_slice(header.replace(from, to).as_bytes());
+        old[8 + at + 9] ^= 1;
+        std::fs::write(&path, &old).unwrap();
+        let read = weights::load(&path).unwrap();
+        assert_eq!(read.tensors, tensors);
+        assert_eq!(read.meta.is_some(), from.contains("crc32"));
+    }
+    assert!(!meta.extra.contains_key("crc32"));
 }

@@ -1,89 +1,22 @@
-//! Files written whole or not at all: a temporary file in the same folder, fsync, rename, fsync of the folder.
-//!
-//! A full disk or a killed run therefore never destroys the older file of that name. A killed run can leave a `.NAME.*.tmp` file behind.
+//! Files written whole or not at all, as in crate [`files`], with this crate's errors.
 
-use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::io::{self, Write};
+use std::path::Path;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 
-/// Writes `path` through `write`. The file appears under its name only after everything has reached the disk; when `write` or the disk
-/// fails (or `write` panics), the old file is untouched and the temporary file is gone.
-///
-/// A symbolic link is followed, so that the file that it points to is replaced and the link stays. An older file's permissions are kept.
+/// See [`files::write_atomic`].
 ///
 /// # Errors
-/// [`Error::Io`] with the path and the step that failed; the parent folder must exist.
+/// [`crate::Error::Io`] with the path and the step that failed; the parent folder must exist.
 pub fn write_atomic(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<()> {
-    let target = follow_link(path);
-    let folder = match target.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    let mut prefix = std::ffi::OsString::from(".");
-    prefix.push(short_name(&target));
-    prefix.push(".");
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(&prefix).suffix(".tmp");
-    // tempfile's own default is 0600; a run's files follow the umask as any other file does.
-    #[cfg(unix)]
-    let open_to_umask = std::os::unix::fs::PermissionsExt::from_mode(0o666);
-    #[cfg(unix)]
-    builder.permissions(open_to_umask);
-    let mut temporary = builder.tempfile_in(folder).map_err(Error::io("create a temporary file for", path))?;
-
-    let mut buffered = BufWriter::with_capacity(1 << 16, temporary.as_file_mut());
-    write(&mut buffered).and_then(|()| buffered.flush()).map_err(Error::io("write", path))?;
-    drop(buffered);
-    if let Ok(old) = fs::metadata(&target)
-        && old.is_file()
-    {
-        // Some file systems have no permissions to keep; the content matters more.
-        let _ = temporary.as_file().set_permissions(old.permissions());
-    }
-    temporary.as_file().sync_all().map_err(Error::io("write", path))?;
-    temporary.persist(&target).map_err(|e| Error::Io { action: "rename to", path: path.into(), source: e.error })?;
-    sync_folder(folder).map_err(Error::io("write the folder of", path))
+    Ok(files::write_atomic(path, |sink| write(sink))?)
 }
 
-/// Writes `bytes` to `path`, whole or not at all; see [`write_atomic`].
+/// See [`files::write_bytes_atomic`].
+///
+/// # Errors
+/// As [`write_atomic`].
 pub fn write_bytes_atomic(path: &Path, bytes: &[u8]) -> Result<()> {
-    write_atomic(path, |w| w.write_all(bytes))
-}
-
-fn follow_link(path: &Path) -> PathBuf {
-    match fs::symlink_metadata(path) {
-        Ok(meta) if meta.file_type().is_symlink() => fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf()),
-        _ => path.to_path_buf(),
-    }
-}
-
-/// The file name, cut so that the temporary name stays within the 255 bytes that file systems allow.
-fn short_name(path: &Path) -> String {
-    let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-    let mut end = name.len().min(200);
-    while !name.is_char_boundary(end) {
-        end -= 1;
-    }
-    name[..end].to_owned()
-}
-
-/// On unix a rename is durable only once the folder itself is synced.
-fn sync_folder(folder: &Path) -> io::Result<()> {
-    if !cfg!(unix) {
-        return Ok(());
-    }
-    match File::open(folder).and_then(|f| f.sync_all()) {
-        // Folders that may not be read and network file systems refuse this; the file itself is complete by now.
-        Err(e)
-            if matches!(
-                e.kind(),
-                io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported | io::ErrorKind::PermissionDenied
-            ) =>
-        {
-            Ok(())
-        }
-        other => other,
-    }
+    Ok(files::write_bytes_atomic(path, bytes)?)
 }

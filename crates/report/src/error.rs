@@ -50,9 +50,9 @@ pub enum Error {
     #[error("column name {name:?} is empty or holds a comma, a quote or a line break")]
     BadColumnName { name: String },
 
-    /// A run name that is empty or leaves the project folder.
-    #[error("{name:?} cannot be the name of a run")]
-    BadRunName { name: String },
+    /// A run name that no folder below the project can have.
+    #[error("{name:?} cannot be the name of a run: {reason}")]
+    BadRunName { name: String, reason: &'static str },
 
     /// The folder of a run exists already, as something that is not a folder.
     #[error("{} exists and is not a folder", path.display())]
@@ -67,5 +67,11 @@ impl Error {
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
         let path = path.to_path_buf();
         move |source| Error::Io { action, path, source }
+    }
+}
+
+impl From<files::WriteError> for Error {
+    fn from(e: files::WriteError) -> Self {
+        Error::Io { action: e.action, path: e.path, source: e.source }
     }
 }

@@ -10,9 +10,22 @@ pub const FILL_SEED: u64 = 1_592_590_337;
 pub const IMAGE_SEED: u64 = 443_416_577;
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// Path of a file below `tests/parity`.
+/// Path of a file below `tests/parity`. A few large ones are not in the repository: ask [`has`] for them first.
 pub fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity").join(name)
+    let inside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity").join(name);
+    match inside.exists() {
+        true => inside,
+        false => Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/parity").join(name),
+    }
+}
+
+/// Whether a fixture is there; prints why a test is skipped where it is not.
+pub fn has(name: &str) -> bool {
+    let there = fixture(name).exists();
+    if !there {
+        eprintln!("skipped: the large fixture {name} is not in the repository and not beside this checkout");
+    }
+    there
 }
 
 /// The data folder beside a development checkout, or `None` (after printing why) where it is absent.

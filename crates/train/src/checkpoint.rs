@@ -16,7 +16,6 @@ use graph::{Executor, ParamGroup, ParamLayout, Region};
 use model::weights::{self, Weights, WeightsMeta};
 use model::{Model, NamedTensors, StateEntry, StateKind};
 use serde::{Deserialize, Serialize};
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 /// Start of the names of tensors that only a resumed run reads.
@@ -26,7 +25,7 @@ const STATE_KEY: &str = "run";
 /// Key of the hyper-parameters in the metadata.
 pub const HYP_KEY: &str = "hyp";
 /// Version of [`RunState`].
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Everything of a run that is not a tensor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -42,11 +41,18 @@ pub struct RunState {
     /// Optimiser steps so far, which are also the updates of the average.
     pub updates: u64,
     pub stopping: EarlyStopping,
+    /// The run ended because no epoch was better for too long.
+    pub stopped_early: bool,
     /// Metrics of the best epoch.
     pub best: Option<Metrics>,
-    /// Images of the training part, and a digest of their names and labels.
+    /// Images of the training part, and a digest of their names, sizes and labels.
     pub images: usize,
     pub digest: String,
+    /// A digest of the validation part, where there is one.
+    pub val_digest: Option<String>,
+    /// mAP50-95 by class of the last validation, for `--image-weights`; empty before it and without the flag.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub class_maps: Vec<f64>,
     pub options: TrainOptions,
     pub hyp: Hyp,
     /// The initial weights were random or came from another model, for the record.
@@ -64,9 +70,12 @@ impl RunState {
             accumulator: Accumulator::default(),
             updates: 0,
             stopping: EarlyStopping::default(),
+            stopped_early: false,
             best: None,
             images,
             digest,
+            val_digest: None,
+            class_maps: Vec::new(),
             options,
             hyp,
             origin,
@@ -166,20 +175,21 @@ pub fn save_last(
     model: &Model,
     names: &[String],
     state: &RunState,
-    tensors: &RunTensors,
+    tensors: RunTensors,
 ) -> Result<(), TrainError> {
-    let mut all = tensors.ema.clone();
-    let mut add = |part: &str, tensors: &NamedTensors| -> Result<(), TrainError> {
-        for (name, tensor) in tensors.iter() {
-            all.insert(format!("{RESUME}{part}/{name}"), tensor.dims.clone(), tensor.values.clone())?;
+    // Nothing is copied: a run's tensors may be a third of the memory there is.
+    let mut all = tensors.ema;
+    let mut add = |part: &str, tensors: NamedTensors| -> Result<(), TrainError> {
+        for (name, tensor) in tensors {
+            all.insert(format!("{RESUME}{part}/{name}"), tensor.dims, tensor.values)?;
         }
         Ok(())
     };
-    add("weights", &tensors.raw)?;
-    for (i, state) in tensors.states.iter().enumerate() {
+    add("weights", tensors.raw)?;
+    for (i, state) in tensors.states.into_iter().enumerate() {
         add(&format!("state{i}"), state)?;
     }
-    if let Some(gradients) = &tensors.gradients {
+    if let Some(gradients) = tensors.gradients {
         add("gradients", gradients)?;
     }
     let mut meta = WeightsMeta::of(model, names.to_vec(), false);
@@ -227,6 +237,7 @@ pub fn load_fitted(
     observer: &mut dyn crate::Observer,
 ) -> Result<LoadedWeights, TrainError> {
     let weights = load_weights(path)?;
+    weights.notes.iter().for_each(|note| observer.info(note));
     warn_not_finite(path, &weights.tensors, observer);
     let cfg = cfg.map(|cfg| cfg.to_string_lossy().into_owned());
     let fitted = model::fit(&weights, cfg.as_deref(), &path.display().to_string())?;
@@ -252,21 +263,14 @@ pub fn load_weights(path: &Path) -> Result<Weights, TrainError> {
     for (name, tensor) in loaded.tensors.iter().filter(|(name, _)| !name.starts_with(RESUME)) {
         tensors.insert(name, tensor.dims.clone(), tensor.values.clone())?;
     }
-    Ok(Weights { tensors, meta: loaded.meta })
+    Ok(Weights { tensors, meta: loaded.meta, notes: loaded.notes })
 }
 
 fn load_any(path: &Path) -> Result<Weights, TrainError> {
     if !path.is_file() {
-        let hint = "weights come out of training (runs/train/NAME/weights/best.safetensors); files of other programs \
-                    must be safetensors with the reference's tensor names";
+        let hint = "weights come out of training (runs/train/NAME/weights/best.safetensors); checkpoints of \
+                    the reference trainer (.pt) are read too";
         return Err(TrainError::Missing { what: "the weight file", path: path.to_path_buf(), hint: Some(hint.into()) });
-    }
-    // What a file holds decides, not its name: a zip archive or a bare pickle is PyTorch's.
-    let mut start = [0; 4];
-    let read = std::fs::File::open(path).and_then(|mut f| f.read(&mut start)).map_err(TrainError::io("read", path))?;
-    if start == *b"PK\x03\x04" || (read > 1 && start[0] == 0x80 && start[1] < 6) {
-        let message = "PyTorch checkpoints cannot be read yet; safetensors files can".to_owned();
-        return Err(TrainError::Checkpoint { path: path.to_path_buf(), message });
     }
     weights::load(path).map_err(|e| match e {
         model::ModelError::Truncated { path, have, need } => TrainError::Truncated { path, have, need },
@@ -288,7 +292,7 @@ impl Checkpoint {
     /// # Errors
     /// Averaged weights that do not fill it.
     pub fn model(&self, path: &Path) -> Result<Model, TrainError> {
-        let weights = Weights { tensors: self.tensors.ema.clone(), meta: Some(self.meta.clone()) };
+        let weights = Weights { tensors: self.tensors.ema.clone(), meta: Some(self.meta.clone()), notes: Vec::new() };
         Ok(model::fit(&weights, None, &path.display().to_string())?.model)
     }
 }
@@ -312,28 +316,23 @@ pub fn load_last(path: &Path) -> Result<Checkpoint, TrainError> {
         return Err(broken(format!("its state has version {}, this program reads {VERSION}", version.version)));
     }
     let state: RunState = serde_json::from_str(text).map_err(|e| broken(format!("the run's state: {e}")))?;
-    let part = |prefix: &str| -> Result<NamedTensors, TrainError> {
-        let mut tensors = NamedTensors::new();
-        for (name, tensor) in loaded.tensors.iter() {
-            if let Some(name) = name.strip_prefix(prefix) {
-                tensors.insert(name, tensor.dims.clone(), tensor.values.clone())?;
+    let (mut ema, mut raw, mut gradients) = (NamedTensors::new(), NamedTensors::new(), NamedTensors::new());
+    let mut states = vec![NamedTensors::new(); state.options.optimizer.kind().states()];
+    for (name, tensor) in loaded.tensors {
+        let (part, name) = match name.strip_prefix(RESUME).map(|rest| rest.split_once('/').unwrap_or((rest, ""))) {
+            None => (Some(&mut ema), name.as_str()),
+            Some(("weights", name)) => (Some(&mut raw), name),
+            Some(("gradients", name)) => (Some(&mut gradients), name),
+            Some((part, name)) => {
+                let index = part.strip_prefix("state").and_then(|i| i.parse::<usize>().ok());
+                (index.and_then(|i| states.get_mut(i)), name)
             }
+        };
+        if let Some(part) = part {
+            part.insert(name, tensor.dims, tensor.values)?;
         }
-        Ok(tensors)
-    };
-    let mut ema = NamedTensors::new();
-    for (name, tensor) in loaded.tensors.iter().filter(|(name, _)| !name.starts_with(RESUME)) {
-        ema.insert(name, tensor.dims.clone(), tensor.values.clone())?;
     }
-    let states = state.options.optimizer.kind().states();
-    let states = (0..states).map(|i| part(&format!("{RESUME}state{i}/"))).collect::<Result<Vec<_>, _>>()?;
-    let gradients = part(&format!("{RESUME}gradients/"))?;
-    let tensors = RunTensors {
-        ema,
-        raw: part(&format!("{RESUME}weights/"))?,
-        states,
-        gradients: Some(gradients).filter(|g| !g.is_empty()),
-    };
+    let tensors = RunTensors { ema, raw, states, gradients: Some(gradients).filter(|g| !g.is_empty()) };
     if tensors.states.iter().any(NamedTensors::is_empty)
         || (state.accumulator.pending > 0 && tensors.gradients.is_none())
     {

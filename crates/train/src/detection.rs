@@ -37,6 +37,7 @@ const DECIMALS: usize = 2;
 pub fn detect(options: &DetectOptions, observer: &mut dyn Observer) -> Result<DetectSummary, TrainError> {
     let device = Device::choose(&options.device, observer)?;
     check_thresholds(options.conf_thres, options.iou_thres, options.max_det)?;
+    setup::check_name(&options.name)?;
     let loaded = load_fitted(&options.weights, options.cfg.as_deref(), observer)?;
     let names = class_names(options, &loaded, observer)?;
     let fitted = loaded.fitted;
@@ -126,6 +127,11 @@ pub fn detect(options: &DetectOptions, observer: &mut dyn Observer) -> Result<De
         }
     }
     if let (true, Some(first)) = (run.images.is_empty(), first_bad) {
+        if !options.exist_ok {
+            // Only what is empty goes; a folder of a run without results would just use up a number.
+            let _ = std::fs::remove_dir(folder.join("labels"));
+            let _ = std::fs::remove_dir(&folder);
+        }
         return Err(TrainError::AllImagesBad { count: skipped, source_text: options.source.clone(), first });
     }
     let json = run.write_files()?;
@@ -145,7 +151,7 @@ fn class_names(
         observer.info(&format!("--data {}: class names come with the weights", yaml.display()));
         return Ok(own.clone());
     }
-    let names = image_set::load_dataset(yaml, observer)?.names;
+    let names = image_set::load_class_names(yaml, observer)?;
     if names.len() != nc {
         return Err(TrainError::ClassCount {
             weights: options.weights.clone(),

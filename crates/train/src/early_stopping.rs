@@ -27,6 +27,8 @@ impl Default for EarlyStopping {
 impl EarlyStopping {
     /// Notes an epoch; `true` where it is as good as the best so far (ties count as better: longer training).
     pub fn note(&mut self, epoch: usize, fitness: f64) -> bool {
+        // No number is better than NaN, which would therefore stay the best for ever.
+        let fitness = if fitness.is_nan() { 0.0 } else { fitness };
         let better = fitness >= self.best || !self.seen;
         if better {
             (self.best, self.best_epoch, self.seen) = (fitness, epoch, true);
@@ -37,5 +39,20 @@ impl EarlyStopping {
     /// `true` where `epoch` is at least `patience` epochs after the best; never for a patience of 0.
     pub fn stops(&self, epoch: usize, patience: usize) -> bool {
         patience > 0 && epoch.saturating_sub(self.best_epoch) >= patience
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fitness_that_is_no_number_does_not_stay_the_best() {
+        let mut stopping = EarlyStopping::default();
+        assert!(stopping.note(0, f64::NAN));
+        assert!(stopping.note(1, 0.1));
+        assert!(!stopping.note(2, f64::NAN));
+        assert_eq!((stopping.best, stopping.best_epoch), (0.1, 1));
+        assert!(stopping.stops(4, 3) && !stopping.stops(3, 3) && !stopping.stops(100, 0));
     }
 }

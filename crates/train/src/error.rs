@@ -44,6 +44,12 @@ pub enum TrainError {
     /// A run that cannot go on as asked.
     #[error("cannot resume {}: {message}", path.display())]
     Resume { path: PathBuf, message: String, hint: Option<String> },
+    /// An option that a run which goes on cannot follow.
+    #[error("cannot resume {}: --{flag} {asked} was asked for, but the run has {kept}", path.display())]
+    ResumeOption { path: PathBuf, flag: String, asked: String, kept: String },
+    /// A file of the run could not be written; the run has ended.
+    #[error("cannot write {}: {source}", path.display())]
+    Save { path: PathBuf, source: std::io::Error, kept: Option<PathBuf> },
     /// The loss or the gradient left the numbers.
     #[error("{term} is not finite in epoch {epoch}, batch {batch}")]
     NotFinite { epoch: usize, batch: usize, term: String, kept: Option<PathBuf> },
@@ -72,15 +78,21 @@ impl TrainError {
         match self {
             Self::Data(e) => e.hint(),
             Self::Option { hint, .. } | Self::Missing { hint, .. } | Self::Resume { hint, .. } => hint.clone(),
+            Self::ResumeOption { .. } => {
+                Some("leave the flag out, or start a new run from its weights with --weights".to_owned())
+            }
+            Self::Save { kept, .. } => Some(match kept {
+                Some(last) => format!(
+                    "the run has ended. The checkpoint before is whole: make room on the disk and go on with --resume {}",
+                    last.display()
+                ),
+                None => "the run has ended without a checkpoint: make room on the disk and start again".to_owned(),
+            }),
             Self::HypFile { .. } => Some("a hyper-parameter file has one `key: number` a line".to_owned()),
             Self::HypRange { .. } => Some("take the value out of the file to use the default".to_owned()),
             Self::HypKey { nearest, .. } => nearest.map(|key| format!("did you mean '{key}'?")),
             Self::Truncated { .. } => Some(
                 "the copy was cut short: fetch it again, or take best.safetensors of the same run with --weights"
-                    .to_owned(),
-            ),
-            Self::Checkpoint { message, .. } if message.contains("PyTorch") => Some(
-                "train with this program, or save the state dict as safetensors under the same parameter names"
                     .to_owned(),
             ),
             Self::Checkpoint { .. } => Some("take best.safetensors of a run, or another copy of the file".to_owned()),

@@ -209,6 +209,19 @@ pub(crate) struct Evaluation {
     pub elapsed: Duration,
 }
 
+impl Evaluation {
+    /// mAP50-95 of each of `classes` classes; of one that the set does not hold, the mean of the others.
+    pub fn class_maps(&self, classes: usize) -> Vec<f64> {
+        let mut maps = vec![self.metrics.map50_95; classes];
+        for found in &self.classes {
+            if let Some(map) = maps.get_mut(found.class) {
+                *map = found.map50_95;
+            }
+        }
+        maps
+    }
+}
+
 /// Evaluates a set. `None` where the observer asked to stop.
 pub(crate) fn evaluate(
     evaluator: &mut Evaluator,

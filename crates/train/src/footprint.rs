@@ -23,8 +23,8 @@ impl Footprint {
         let mut parts = vec![
             ("the step's arena", step.memory().arena),
             ("weights, gradients, optimiser state and averages", step.flat_bytes()),
-            // Tensors by name, and their copies in the order of the file.
-            ("a checkpoint while it is written", 2 * step.flat_bytes()),
+            // Tensors by name; the best averages, and one of the four flat buffers that is being read.
+            ("a checkpoint while it is written", step.flat_bytes() / 2 * 3),
             ("loaded batches", loaded(step.shape())),
         ];
         if let Some(plan) = validation {

@@ -6,7 +6,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Files that need not exist on disk, by name.
-pub const EMBEDDED: [(&str, &str); 2] = [
+pub const EMBEDDED: [(&str, &str); 4] = [
+    ("hyp.scratch-low.yaml", include_str!("../hyps/hyp.scratch-low.yaml")),
+    ("hyp.scratch-med.yaml", include_str!("../hyps/hyp.scratch-med.yaml")),
     ("hyp.scratch-high.yaml", include_str!("../hyps/hyp.scratch-high.yaml")),
     ("hyp.demo.yaml", include_str!("../hyps/hyp.demo.yaml")),
 ];
@@ -52,6 +54,7 @@ macro_rules! hyper_parameters {
     ($($(#[doc = $doc:literal])* $name:ident = $default:literal in $range:expr;)*) => {
         /// Hyper-parameters of a training run, each within its range.
         #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        #[serde(default)]
         pub struct Hyp { $($(#[doc = $doc])* pub $name: f64,)* }
 
         const KEYS: &[Key] = &[$(Key {
@@ -98,6 +101,8 @@ hyper_parameters! {
     cls_pw = 1.0 in Within(0.0, 1000.0);
     /// Exponent of the focal loss; 0 turns it off.
     fl_gamma = 0.0 in Within(0.0, 10.0);
+    /// Label smoothing, see [`detect::LossConfig::label_smoothing`]; `--label-smoothing` goes before it.
+    label_smoothing = 0.0 in Below(0.0, 1.0);
     /// Unused, accepted.
     obj = 0.7 in Within(0.0, 1000.0);
     /// Unused, accepted.
@@ -145,7 +150,12 @@ pub struct LoadedHyp {
     pub hyp: Hyp,
     /// Log lines.
     pub notes: Vec<String>,
+    /// Values that are obeyed but are hardly meant.
+    pub warnings: Vec<String>,
 }
+
+/// A gain further than this factor from its usual value is warned about.
+const FAR_GAIN: f64 = 4.0;
 
 impl Hyp {
     /// Reads a file, or the embedded one of that name where the path does not exist.
@@ -163,7 +173,8 @@ impl Hyp {
                 let keys = absent.join(", ");
                 notes.push(format!("{}: not given, so as in hyp.scratch-high.yaml: {keys}", path.display()));
             }
-            return Ok(LoadedHyp { hyp, notes });
+            let warnings = hyp.unusual_gains();
+            return Ok(LoadedHyp { hyp, notes, warnings });
         }
         let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
         let Some((name, text)) = EMBEDDED.iter().find(|(known, _)| *known == name) else {
@@ -172,7 +183,8 @@ impl Hyp {
             return Err(TrainError::Missing { what: "the hyper-parameter file", path: path.to_path_buf(), hint });
         };
         let (hyp, _) = Self::parse(name, text)?;
-        Ok(LoadedHyp { hyp, notes: vec![format!("hyper-parameters: {name} (embedded)")] })
+        let notes = vec![format!("hyper-parameters: {name} (embedded)")];
+        Ok(LoadedHyp { hyp, notes, warnings: Vec::new() })
     }
 
     /// Parses the text of a file; also returns the keys that it lacks and a user may expect. `file` is for messages.
@@ -208,7 +220,8 @@ impl Hyp {
             }
             *(known.get)(&mut hyp) = value;
         }
-        let optional = ["warmup_min_iterations", "nominal_batch", "obj", "obj_pw", "iou_t", "anchor_t"];
+        let optional =
+            ["warmup_min_iterations", "nominal_batch", "label_smoothing", "obj", "obj_pw", "iou_t", "anchor_t"];
         let absent = KEYS
             .iter()
             .map(|k| file_name(k.name))
@@ -221,6 +234,39 @@ impl Hyp {
     pub fn to_yaml(&self) -> String {
         let mut copy = self.clone();
         KEYS.iter().map(|k| format!("{}: {:?}\n", file_name(k.name), *(k.get)(&mut copy))).collect()
+    }
+
+    /// A line for each gain that is more than four times above or below the value that YOLOv9's loss expects.
+    ///
+    /// Such gains come out of files that were written for other trainers: YOLOv5's loss is scaled otherwise (box 0.05),
+    /// and the reference trainer reads the gains of a file without using them, so that nobody notices there.
+    pub fn unusual_gains(&self) -> Vec<String> {
+        let gains = [
+            ("box", self.box_gain, 7.5, "boxes"),
+            ("cls", self.cls, 0.5, "classes"),
+            ("dfl", self.dfl, 1.5, "the edges of boxes"),
+        ];
+        let line = |(key, value, usual, learnt): (&str, f64, f64, &str)| {
+            let of_yolov5 = key == "box" && (0.02..=0.1).contains(&value);
+            if value == 0.0 {
+                Some(format!("{key}: 0 turns this part of the loss off: {learnt} will not be learned"))
+            } else if of_yolov5 {
+                Some(format!(
+                    "{key}: {value} is a YOLOv5 gain; YOLOv9's loss expects about {usual}: {learnt} will hardly be learned"
+                ))
+            } else if value < usual / FAR_GAIN {
+                Some(format!(
+                    "{key}: {value} is far below the {usual} that YOLOv9's loss expects: {learnt} will hardly be learned"
+                ))
+            } else if value > usual * FAR_GAIN {
+                Some(format!(
+                    "{key}: {value} is far above the {usual} that YOLOv9's loss expects: {learnt} will outweigh the rest"
+                ))
+            } else {
+                None
+            }
+        };
+        gains.into_iter().filter_map(line).collect()
     }
 
     /// One line of all values that differ from `hyp.scratch-high.yaml`, for the log.

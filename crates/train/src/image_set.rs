@@ -1,11 +1,13 @@
 //! The images of a run: data YAML, scan with progress, what is told about them, and the loader's settings.
 
+use crate::device::Device;
 use crate::footprint::{self, Room};
 use crate::options::Cache;
-use crate::{Observer, Progress, TrainError};
+use crate::{Observer, Progress, TrainError, Workers};
 use data::decode::ImageLimits;
-use data::{CacheMode, Dataset, ImagePool, LoaderOptions, Purpose, Sample, ScanOptions, ScanReport, Split};
-use std::path::Path;
+use data::disk_cache::{self, Contents, DiskCache};
+use data::{CacheMode, DataError, Dataset, ImagePool, LoaderOptions, Purpose, Sample, ScanOptions, ScanReport, Split};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -47,6 +49,14 @@ pub(crate) fn load_dataset(yaml: &Path, observer: &mut dyn Observer) -> Result<D
     Ok(dataset)
 }
 
+/// Names of the classes in a data YAML.
+///
+/// # Errors
+/// No such file, or what is wrong with it.
+pub fn load_class_names(yaml: &Path, observer: &mut dyn Observer) -> Result<Vec<String>, TrainError> {
+    Ok(load_dataset(yaml, observer)?.names)
+}
+
 /// Scans one part of a data set and tells what was found.
 pub(crate) fn scan(
     dataset: &Dataset,
@@ -84,8 +94,8 @@ pub(crate) fn scan(
         }
         work.join()
     });
-    let scanned = scanned.map_err(|_| data::DataError::LoaderStopped { reason: "the scan failed".into() })?;
-    if let Err(data::DataError::Interrupted { .. }) = scanned {
+    let scanned = scanned.map_err(|_| DataError::LoaderStopped { reason: "the scan failed".into() })?;
+    if let Err(DataError::Interrupted { .. }) = scanned {
         return Err(TrainError::Stopped { what: "the scan" });
     }
     let scanned = scanned?;
@@ -154,44 +164,89 @@ pub(crate) fn tell_labels(samples: &[Sample], names: &[String], observer: &mut d
     }
 }
 
-/// A digest of the names and labels of a set, to notice that it changed between two sittings.
-pub(crate) fn digest(samples: &[Sample]) -> String {
-    // FNV-1a over 64 bits: a change must be noticed, nobody attacks it.
-    let mut hash = 0xCBF2_9CE4_8422_2325u64;
-    let mut add =
-        |bytes: &[u8]| bytes.iter().for_each(|&b| hash = (hash ^ u64::from(b)).wrapping_mul(0x0100_0000_01B3));
-    for sample in samples {
-        add(sample.path.file_name().unwrap_or_default().as_encoded_bytes());
-        add(&[sample.width.to_le_bytes(), sample.height.to_le_bytes()].concat());
-        for l in &sample.labels {
-            add(&l.class.to_le_bytes());
-            [l.cx, l.cy, l.w, l.h].iter().for_each(|v| add(&v.to_bits().to_le_bytes()));
-        }
+/// Where [`Cache::Disk`] keeps the pictures of a data set.
+#[derive(Clone, Debug)]
+pub(crate) struct PictureFolder {
+    folder: PathBuf,
+    train: String,
+    val: String,
+}
+
+impl PictureFolder {
+    /// Below `folder`, or below the user's cache folder.
+    ///
+    /// # Errors
+    /// No folder is named and the environment does not say where the user's caches are.
+    pub fn of(dataset: &Dataset, folder: Option<PathBuf>) -> Result<Self, TrainError> {
+        let usual = || data::cache::user_folder().map(|folder| disk_cache::pictures_folder(&folder));
+        let folder = folder.or_else(usual).ok_or_else(|| {
+            let hint = "set HOME or XDG_CACHE_HOME, or take --cache ram";
+            TrainError::option("cache", "the user's cache folder is not known", Some(hint))
+        })?;
+        let name = |split| match dataset.has(split) {
+            true => Ok::<_, DataError>(disk_cache::set_name(&dataset.root, dataset.split(split)?)),
+            false => Ok(String::new()),
+        };
+        Ok(Self { folder, train: name(Split::Train)?, val: name(Split::Val)? })
     }
-    format!("{hash:016x}")
+
+    /// Opens the caches of both parts, tells what they hold, and checks that the rest fits.
+    fn open(
+        &self,
+        train: &[Sample],
+        val: Option<&[Sample]>,
+        side: u32,
+        observer: &mut dyn Observer,
+    ) -> Result<(DiskCache, Option<DiskCache>), TrainError> {
+        let open = |set: &str, samples: &[Sample], purpose| DiskCache::open(&self.folder, set, samples, side, purpose);
+        let (train, of_train) = open(&self.train, train, Purpose::Train);
+        let (val, of_val) = match val.map(|samples| open(&self.val, samples, Purpose::Validate)) {
+            Some((cache, contents)) => (Some(cache), contents),
+            None => (None, Contents::default()),
+        };
+        let sum = |part: fn(&Contents) -> u64| part(&of_train) + part(&of_val);
+        let (bytes, missing, free) = (sum(|c| c.bytes), sum(|c| c.missing), disk_cache::free_space(&self.folder));
+        disk_cache::check_space(&self.folder, missing, free)?;
+        let free = free.map_or(String::new(), |free| format!(" of {} that are free", footprint::size(free)));
+        let dropped = match of_train.dropped + of_val.dropped {
+            0 => String::new(),
+            count => format!("; {count} outdated ones were removed"),
+        };
+        observer.info(&format!(
+            "pictures on disk in {}: {} in all, {} to be written{free}{dropped}",
+            self.folder.display(),
+            footprint::size(bytes),
+            footprint::size(missing),
+        ));
+        Ok((train, val))
+    }
 }
 
 /// The pools of a run, training and validation, which share the room that its plans leave.
+///
+/// # Errors
+/// Pictures that are to lie on disk and do not fit there.
 pub(crate) fn pools(
     train: Arc<Vec<Sample>>,
     val: Option<Arc<Vec<Sample>>>,
     size: usize,
     wish: CacheWish,
+    disk: Option<PictureFolder>,
     room: Room,
     observer: &mut dyn Observer,
-) -> (Arc<ImagePool>, Option<Arc<ImagePool>>) {
+) -> Result<(Arc<ImagePool>, Option<Arc<ImagePool>>), TrainError> {
     let side = u32::try_from(size).unwrap_or(u32::MAX);
     let all = |samples: &[Sample]| samples.iter().map(|s| ImagePool::picture_bytes(s, side)).sum::<u64>();
     let (train_need, val_need) = (all(&train), val.as_ref().map_or(0, |v| all(v)));
     let free = room.for_pictures();
     let (train_mode, val_mode);
-    if wish.cache == Cache::None {
+    if wish.cache != Cache::Ram {
         // A window's pictures and those of the batches on their way, at the mean size of a picture.
         let images = wish.partners.map_or(0, |w| w.min(train.len()) + wish.on_the_way).min(train.len());
         let window = (train_need as f64 * images as f64 / train.len().max(1) as f64).ceil() as u64;
         let most = free.map_or(SMALL_CACHE, |free| free / 4);
         let bytes = window.max(SMALL_CACHE).min(most);
-        if bytes < window.min(train_need) {
+        if bytes < window.min(train_need) && wish.cache != Cache::Disk {
             observer.info(&format!(
                 "mosaics draw from {images} images of {}, {} are free for them: images are decoded several times an \
                  epoch (--partners window:N with fewer images, or --cache ram)",
@@ -201,11 +256,20 @@ pub(crate) fn pools(
         }
         train_mode = mode_of(bytes, train_need);
         // Validation passes over a set in order: the first pictures of a pass are worth as much as the last.
-        val_mode = CacheMode::Ram { bytes: SMALL_CACHE.min(most.saturating_sub(bytes.min(train_need))) };
-    } else {
-        if wish.cache == Cache::Disk {
-            observer.warn("--cache disk is not there yet; decoded pictures are kept in memory instead");
+        let small = SMALL_CACHE.min(most.saturating_sub(bytes.min(train_need)));
+        let val_bytes = match wish.cache {
+            Cache::Val => val_need.min(free.unwrap_or(SMALL_CACHE).saturating_sub(bytes.min(train_need))),
+            _ => small,
+        };
+        if wish.cache == Cache::Val && val_bytes < val_need {
+            observer.warn(&format!(
+                "--cache val: all pictures need {}, {} are free for them: the others are read each time",
+                footprint::size(val_need),
+                footprint::size(val_bytes)
+            ));
         }
+        val_mode = CacheMode::Ram { bytes: val_bytes };
+    } else {
         let free = free.unwrap_or(SMALL_CACHE);
         let train_bytes = train_need.min(free);
         let val_bytes = val_need.min(free - train_bytes);
@@ -219,8 +283,24 @@ pub(crate) fn pools(
         train_mode = mode_of(train_bytes, train_need);
         val_mode = CacheMode::Ram { bytes: val_bytes };
     }
-    let pool = |samples, purpose, mode| Arc::new(ImagePool::new(samples, side, purpose, mode, ImageLimits::default()));
-    (pool(train, Purpose::Train, train_mode), val.map(|v| pool(v, Purpose::Validate, val_mode)))
+    let (train_disk, val_disk) = match disk {
+        Some(folder) => {
+            let (train, val) = folder.open(&train, val.as_ref().map(|v| v.as_slice()), side, observer)?;
+            (Some(train), val)
+        }
+        None => (None, None),
+    };
+    let pool = |samples, purpose, mode, disk: Option<DiskCache>| {
+        let pool = ImagePool::new(samples, side, purpose, mode, ImageLimits::default());
+        Arc::new(match disk {
+            Some(disk) => pool.with_disk(disk),
+            None => pool,
+        })
+    };
+    Ok((
+        pool(train, Purpose::Train, train_mode, train_disk),
+        val.map(|v| pool(v, Purpose::Validate, val_mode, val_disk)),
+    ))
 }
 
 /// A set that fits stays; of one that does not, what was used last, for mosaics draw from a window.
@@ -232,6 +312,21 @@ fn mode_of(bytes: u64, needed: u64) -> CacheMode {
 pub(crate) fn passing_pool(samples: Arc<Vec<Sample>>, size: usize) -> Arc<ImagePool> {
     let size = u32::try_from(size).unwrap_or(u32::MAX);
     Arc::new(ImagePool::new(samples, size, Purpose::Validate, CacheMode::None, ImageLimits::default()))
+}
+
+/// Threads that load images. A step on the CPU keeps all cores busy itself, so that loading gets an eighth of them.
+pub(crate) fn threads(workers: Workers, device: Device, observer: &mut dyn Observer) -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    match workers {
+        Workers::Count(count) => loader_options(count).threads,
+        Workers::Auto => {
+            let Device::Cpu = device;
+            let threads = (cores / 8).max(1);
+            observer
+                .info(&format!("--workers auto: {threads} of {cores} cores load images, for the step needs them too"));
+            threads
+        }
+    }
 }
 
 /// Threads and depth for `workers` threads, at most as many as the machine has.
@@ -251,7 +346,7 @@ mod tests {
         let set = |n: usize| Arc::new(vec![sample.clone(); n]);
         let room = Room::new(Some(bytes / 4 * 5));
         let wish = CacheWish { cache, partners, on_the_way: 5 };
-        let (train, val) = pools(set(100), Some(set(50)), 100, wish, room, &mut Silent);
+        let (train, val) = pools(set(100), Some(set(50)), 100, wish, None, room, &mut Silent).unwrap();
         (train.mode(), val.unwrap().mode())
     }
 
@@ -270,11 +365,19 @@ mod tests {
     }
 
     #[test]
+    fn the_pictures_of_the_validation_stay_where_it_is_asked_for() {
+        let (train, val) = modes(Cache::Val, Some(20), 3_000_000);
+        assert_eq!((train, val), (CacheMode::Recent { bytes: 750_000 }, CacheMode::Ram { bytes: 1_500_000 }));
+        let (_, val) = modes(Cache::Val, Some(20), 1_000_000);
+        assert_eq!(val, CacheMode::Ram { bytes: 750_000 });
+    }
+
+    #[test]
     fn the_window_of_partners_fits_where_there_is_room_for_it() {
         let sample = Sample { path: "a.png".into(), width: 1000, height: 1000, labels: vec![], segments: vec![] };
         let set = Arc::new(vec![sample; 2000]);
         let wish = CacheWish { cache: Cache::None, partners: Some(1024), on_the_way: 16 };
-        let (train, _) = pools(set, None, 1000, wish, Room::new(Some(64 << 30)), &mut Silent);
+        let (train, _) = pools(set, None, 1000, wish, None, Room::new(Some(64 << 30)), &mut Silent).unwrap();
         assert_eq!(train.mode(), CacheMode::Recent { bytes: 1040 * 3_000_000 });
     }
 }

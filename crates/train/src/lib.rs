@@ -15,9 +15,12 @@ pub mod early_stopping;
 pub mod ema;
 mod error;
 mod evaluate;
+mod fingerprint;
 mod footprint;
 pub mod hyp;
 mod image_set;
+mod leftovers;
+mod new_length;
 mod observer;
 mod options;
 mod pictures;
@@ -32,12 +35,17 @@ mod table;
 mod trainer;
 mod validate;
 mod work;
+mod workers;
 
 pub use checkpoint::load_weights;
 pub use detection::detect;
 pub use error::TrainError;
+pub use image_set::load_class_names;
 pub use observer::{Observer, Progress, Silent, TrainProgress};
-pub use options::{Cache, DetectOptions, Optimizer, Partners, Precision, Resume, Task, TrainOptions, ValOptions};
+pub use options::{
+    Cache, DetectOptions, LrScale, Optimizer, Partners, Precision, Resume, Task, TrainOptions, ValOptions,
+};
 pub use summary::{ClassMetrics, DetectSummary, FoundBox, FoundImage, Metrics, TrainEnd, TrainSummary, ValSummary};
 pub use trainer::run;
 pub use validate::validate;
+pub use workers::Workers;

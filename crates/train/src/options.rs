@@ -2,6 +2,7 @@
 //!
 //! The serialised names are the reference's (`opt.yaml`), so that its users find what they know.
 
+use crate::Workers;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::PathBuf;
@@ -42,11 +43,13 @@ pub struct TrainOptions {
     pub device: String,
     /// Sizes between half and one and a half of `imgsz`.
     pub multi_scale: bool,
+    /// Images of rare and badly found classes are drawn more often.
+    pub image_weights: bool,
     /// All classes are one.
     pub single_cls: bool,
     pub optimizer: Optimizer,
-    /// Threads that load images: at least one, at most as many as the machine has.
-    pub workers: usize,
+    /// Threads that load images.
+    pub workers: Workers,
     /// Folder of runs.
     pub project: PathBuf,
     /// Name of the run; a number is appended where it is taken.
@@ -75,12 +78,23 @@ pub struct TrainOptions {
     pub precision: Precision,
     /// Where the other pictures of a mosaic or mixup come from.
     pub partners: Partners,
+    /// Label smoothing E in [0, 1) of anchors with an object; goes before the hyper-parameter of that name.
+    pub label_smoothing: f64,
+    /// Batches of a step, instead of as many as make up `nominal_batch`.
+    pub gradient_accumulation_steps: Option<usize>,
+    /// Whether learning rates grow with the images of a step.
+    pub lr_scale: LrScale,
+    /// Images of a step that the rates of the hyper-parameters are meant for; `None` is `nominal_batch`.
+    pub lr_base_batch: Option<usize>,
     /// Most bytes of the step's arena (activations, their gradients, workspace): parts of the forward pass are
     /// computed twice where needed. Weights, the validation's arena and pictures come on top.
     pub memory_budget: Option<u64>,
     /// Bytes of memory that the run may take; `None` asks the system.
     #[serde(skip)]
     pub memory_available: Option<u64>,
+    /// Folder of the pictures of [`Cache::Disk`]; `None` takes `pictures` in the user's cache folder.
+    #[serde(skip)]
+    pub picture_folder: Option<PathBuf>,
     /// Long names of the flags that the user gave, such as `batch-size`. `--resume` needs them to tell a wish from
     /// a default.
     #[serde(skip)]
@@ -105,9 +119,10 @@ impl Default for TrainOptions {
             cache: Cache::None,
             device: String::new(),
             multi_scale: false,
+            image_weights: false,
             single_cls: false,
             optimizer: Optimizer::Sgd,
-            workers: 8,
+            workers: Workers::default(),
             project: PathBuf::from("runs/train"),
             name: "exp".to_owned(),
             exist_ok: false,
@@ -122,8 +137,13 @@ impl Default for TrainOptions {
             close_mosaic: 0,
             precision: Precision::F32,
             partners: Partners::default(),
+            label_smoothing: 0.0,
+            gradient_accumulation_steps: None,
+            lr_scale: LrScale::None,
+            lr_base_batch: None,
             memory_budget: None,
             memory_available: None,
+            picture_folder: None,
             given: Vec::new(),
         }
     }
@@ -147,8 +167,10 @@ pub enum Cache {
     None,
     /// As many as fit into four fifths of the free memory.
     Ram,
-    /// As `Ram`, with a warning: nothing is kept on disk yet.
+    /// All of them in files in the user's cache folder, also for later runs. In memory as without a wish.
     Disk,
+    /// Those of the validation in memory, as many as fit; those of the training as without a wish.
+    Val,
 }
 
 /// Where the other pictures of a mosaic or mixup come from.
@@ -247,6 +269,18 @@ impl Optimizer {
             Self::Lion => "LION",
         }
     }
+}
+
+/// Whether learning rates grow with the images of a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LrScale {
+    /// As the hyper-parameters say.
+    #[default]
+    None,
+    /// `lr0` and `warmup_bias_lr` times batch times batches of a step, divided by the base batch (Goyal et al. 2017,
+    /// arXiv 1706.02677).
+    Linear,
 }
 
 /// Number format of activations.

@@ -215,7 +215,20 @@ impl PlanCache {
         if let Some(plan) = self.plans.get(&shape).filter(|p| p.max_boxes() >= boxes) {
             return Ok(plan.clone());
         }
-        let compiled = compile(model, executor.backend(), settings, shape, boxes)?;
+        let mut compiled = compile(model, executor.backend(), settings, shape, boxes)?;
+        let room = executor.arena_bytes();
+        if let Some(training) = settings.training.as_ref().filter(|_| compiled.plan.memory().arena > room) {
+            // The arena was announced and stays as it is: a smaller input whose tensors lie less favourably computes
+            // parts twice rather than to make it grow.
+            let training = TrainingSettings { recompute: Recompute::Budget(room), ..training.clone() };
+            let settings = GraphSettings { training: Some(training), ..settings.clone() };
+            match compile(model, executor.backend(), &settings, shape, boxes) {
+                Ok(smaller) => compiled = smaller,
+                // More boxes than were counted on, for instance.
+                Err(TrainError::Graph(graph::GraphError::Budget { .. })) => {}
+                Err(other) => return Err(other),
+            }
+        }
         self.add(executor, shape, compiled)
     }
 
@@ -230,5 +243,55 @@ impl PlanCache {
         let prepared = Prepared { id, compiled };
         self.plans.insert(shape, prepared.clone());
         Ok(prepared)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Device;
+
+    fn settings(model: &Model, recompute: Recompute) -> GraphSettings {
+        let loss = LossConfig::new(model.nc, vec![0.25, 1.0]);
+        let loss = LossConfig { strides: model.strides.clone(), ..loss };
+        let training = TrainingSettings { frozen: Vec::new(), recompute };
+        GraphSettings { loss: Some(loss), decode: false, training: Some(training) }
+    }
+
+    #[test]
+    fn no_side_of_multi_scale_needs_a_larger_arena_than_the_largest() {
+        let model = Model::load("yolov9-t", Some(3)).unwrap();
+        let settings = settings(&model, Recompute::Level(graph::Level::KeepAll));
+        let backend = Device::Cpu.backend();
+        let arena = |images: usize, side: usize| {
+            let shape = InputShape { images, height: side, width: side };
+            compile(&model, backend.as_ref(), &settings, shape, 40).unwrap().plan.memory().arena
+        };
+        let largest = arena(3, 160);
+        for (images, side) in [(3, 128), (3, 96), (3, 64), (3, 32), (1, 160), (2, 160)] {
+            let smaller = arena(images, side);
+            assert!(smaller <= largest, "{images} images of {side}: {smaller} bytes, the largest has {largest}");
+        }
+    }
+
+    #[test]
+    fn a_plan_that_needs_more_than_was_announced_computes_parts_twice() {
+        let model = Model::load("yolov9-t", Some(3)).unwrap();
+        let usual = settings(&model, Recompute::Level(graph::Level::KeepAll));
+        let device = Device::Cpu;
+        let (tall, wide) =
+            (InputShape { images: 2, height: 96, width: 64 }, InputShape { images: 2, height: 64, width: 96 });
+        let compiled =
+            |settings: &GraphSettings, shape| compile(&model, device.backend().as_ref(), settings, shape, 40).unwrap();
+        let room = compiled(&usual, wide).plan.memory().arena / 10 * 8;
+        let squeezed = compiled(&settings(&model, Recompute::Budget(room)), tall);
+        let layout = squeezed.plan.params().clone();
+        let spec = graph::StateSpec { layout, optimizer: Some(graph::OptimizerKind::Sgd), ema: true };
+        let mut executor = device.executor(&spec);
+        let mut plans = PlanCache::default();
+        plans.add(executor.as_mut(), tall, squeezed).unwrap();
+        let announced = executor.arena_bytes();
+        plans.get(executor.as_mut(), &model, &usual, wide, 40).unwrap();
+        assert_eq!(executor.arena_bytes(), announced);
     }
 }

@@ -57,6 +57,10 @@ pub struct Schedule {
     warmup_momentum: f64,
     warmup_bias_lr: f64,
     nominal: f64,
+    /// Batches of a step after the warm-up, not rounded yet.
+    accumulation: f64,
+    /// Weight decay of the hyper-parameters, for a nominal batch.
+    nominal_decay: f64,
     /// Weight decay of the weights group, scaled to the images a step really sees.
     pub weight_decay: f64,
     /// Iterations of the warm-up; the iteration of this number still belongs to it.
@@ -67,7 +71,7 @@ impl Schedule {
     /// The schedule for batches of `batch` images, `batches_per_epoch` of them an epoch.
     pub fn new(hyp: &Hyp, decay: Decay, epochs: usize, batches_per_epoch: usize, batch: usize) -> Self {
         let nominal = hyp.nominal_batch;
-        let accumulate = full_accumulation(nominal, batch);
+        let accumulation = nominal / batch.max(1) as f64;
         let warmup = (hyp.warmup_epochs * batches_per_epoch as f64).round_ties_even().max(hyp.warmup_min_iterations);
         Self {
             decay,
@@ -80,9 +84,36 @@ impl Schedule {
             warmup_momentum: hyp.warmup_momentum,
             warmup_bias_lr: hyp.warmup_bias_lr,
             nominal,
-            weight_decay: hyp.weight_decay * (batch * accumulate) as f64 / nominal,
+            accumulation,
+            nominal_decay: hyp.weight_decay,
+            weight_decay: hyp.weight_decay * (batch * whole(accumulation)) as f64 / nominal,
             warmup: warmup as usize,
         }
+    }
+
+    /// The same with exactly `steps` batches a step, whatever the nominal batch; the warm-up grows from 1 to `steps`.
+    /// Weight decay is scaled to `batch * steps` images by the same rule.
+    pub fn with_accumulation(mut self, steps: usize) -> Self {
+        self.accumulation = steps.max(1) as f64;
+        self.weight_decay = self.nominal_decay * (self.batch * steps.max(1)) as f64 / self.nominal;
+        self
+    }
+
+    /// The same with `lr0` and `warmup_bias_lr` times `factor`.
+    pub fn with_rate_factor(mut self, factor: f64) -> Self {
+        self.lr0 *= factor;
+        self.warmup_bias_lr *= factor;
+        self
+    }
+
+    /// Learning rate after the warm-up, before it falls.
+    pub fn rate(&self) -> f64 {
+        self.lr0
+    }
+
+    /// Batches of a step after the warm-up.
+    pub fn accumulate(&self) -> usize {
+        whole(self.accumulation)
     }
 
     /// Scalars of an iteration, counted from 0 over the whole run.
@@ -94,7 +125,7 @@ impl Schedule {
         let starts_in_warmup = epoch * self.batches_per_epoch <= self.warmup && self.warmup > 0;
         let factor_epoch = if starts_in_warmup { epoch } else { epoch.saturating_sub(1) };
         let target = self.lr0 * self.decay.factor(factor_epoch, self.epochs, self.lrf);
-        let full = full_accumulation(self.nominal, self.batch);
+        let full = self.accumulate();
         if iteration > self.warmup || self.warmup == 0 {
             return Iteration { lr: [target; 3], momentum: self.momentum, accumulate: full };
         }
@@ -105,14 +136,14 @@ impl Schedule {
         Iteration {
             lr: [mix(self.warmup_bias_lr, target), other, other],
             momentum: mix(self.warmup_momentum, self.momentum),
-            accumulate: mix(1.0, self.nominal / self.batch as f64).round_ties_even().max(1.0) as usize,
+            accumulate: whole(mix(1.0, self.accumulation)),
         }
     }
 }
 
-/// Iterations that make up the nominal batch.
-fn full_accumulation(nominal: f64, batch: usize) -> usize {
-    (nominal / batch.max(1) as f64).round_ties_even().max(1.0) as usize
+/// Batches of a step: at least one.
+fn whole(accumulation: f64) -> usize {
+    accumulation.round_ties_even().max(1.0) as usize
 }
 
 /// When the optimiser steps. Counter and gradients live on over the end of an epoch: no part is dropped.

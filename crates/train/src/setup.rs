@@ -1,12 +1,13 @@
 //! What must be settled before the first batch: options checked, a run resumed or begun, model and weights found.
 
 use crate::checkpoint::{self, Checkpoint};
+use crate::fingerprint::Fingerprint;
 use crate::hyp::Hyp;
-use crate::image_set;
-use crate::schedule::Decay;
-use crate::{Observer, Resume, TrainError, TrainOptions};
+use crate::schedule::{Decay, Schedule};
+use crate::{LrScale, Observer, Resume, TrainError, TrainOptions};
 use data::Dataset;
 use model::{Model, NamedTensors, Transfer};
+use report::number::format_g;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -39,9 +40,18 @@ pub(crate) struct Settled {
 pub(crate) fn settle(wish: &TrainOptions, observer: &mut dyn Observer) -> Result<Settled, TrainError> {
     let Some(resume) = &wish.resume else {
         check(wish)?;
+        if wish.nosave && wish.save_period > 0 {
+            observer.warn("--save-period keeps nothing before the last epoch: --nosave does not write");
+        }
         let loaded = Hyp::load(&wish.hyp)?;
         loaded.notes.iter().for_each(|note| observer.info(note));
-        return Ok(Settled { options: wish.clone(), hyp: loaded.hyp, resumed: None });
+        loaded.warnings.iter().for_each(|warning| observer.warn(warning));
+        let (mut options, mut hyp) = (wish.clone(), loaded.hyp);
+        // Both say the same from here on: what a flag does not ask for is the file's.
+        let flag = options.label_smoothing != 0.0 || options.given.iter().any(|flag| flag == "label-smoothing");
+        let smoothing = if flag { options.label_smoothing } else { hyp.label_smoothing };
+        (options.label_smoothing, hyp.label_smoothing) = (smoothing, smoothing);
+        return Ok(Settled { options, hyp, resumed: None });
     };
     let path = match resume {
         Resume::Newest => checkpoint::newest_last(Path::new("runs"))?,
@@ -52,12 +62,18 @@ pub(crate) fn settle(wish: &TrainOptions, observer: &mut dyn Observer) -> Result
     let options = merge(&path, wish, &saved.state.options, observer, &mut notes)?;
     check(&options)?;
     let done = saved.state.epoch;
+    let ended = |message: String, hint: String| TrainError::Resume { path: path.clone(), message, hint: Some(hint) };
     if done >= options.epochs {
-        return Err(TrainError::Resume {
-            path,
-            message: format!("all {done} epochs of it are done"),
-            hint: Some(format!("to train on, ask for more: --epochs {}", done + 10)),
-        });
+        let message = format!("all {done} epochs of it are done");
+        return Err(ended(message, format!("to train on, ask for more: --epochs {}", done + 10)));
+    }
+    if saved.state.stopped_early && saved.state.stopping.stops(done.saturating_sub(1), options.patience) {
+        let (best, since) = (saved.state.stopping.best_epoch, done.saturating_sub(saved.state.stopping.best_epoch + 1));
+        let message = format!("it stopped early: no improvement in the {since} epochs since epoch {best}");
+        return Err(ended(
+            message,
+            format!("to train on, ask for more patience: --patience {}; 0 never stops", since + 50),
+        ));
     }
     notes.iter().for_each(|note| observer.info(note));
     let place = if saved.state.batch > 0 { format!(", batch {}", saved.state.batch) } else { String::new() };
@@ -97,14 +113,22 @@ fn merge(
         let run_folder = ["project", "name", "exist_ok"].contains(&key.as_str());
         if run_folder {
             observer.warn(&format!("--{} is left aside: the run goes on in its own folder", flag_of(key)));
-        } else if CHANGEABLE.contains(&key.as_str()) {
-            changed.push(format!("--{} {old} -> {value}", flag_of(key)));
-            merged.insert(key.clone(), value.clone());
-        } else {
+        } else if key == "noval" && saved.image_weights {
+            // What is drawn depends on what the validations find.
             return Err(TrainError::Resume {
                 path: path.to_path_buf(),
-                message: format!("--{} {value} was asked for, but the run has {old}", flag_of(key)),
+                message: "--noval was asked for, but the run draws its images by the results of validation".to_owned(),
                 hint: Some("leave the flag out, or start a new run from its weights with --weights".to_owned()),
+            });
+        } else if CHANGEABLE.contains(&key.as_str()) {
+            changed.push(format!("--{} {} -> {}", flag_of(key), text(&old), text(value)));
+            merged.insert(key.clone(), value.clone());
+        } else {
+            return Err(TrainError::ResumeOption {
+                path: path.to_path_buf(),
+                flag: flag_of(key),
+                asked: text(value),
+                kept: text(&old),
             });
         }
     }
@@ -112,7 +136,16 @@ fn merge(
         notes.push(format!("changed for the rest of the run: {}", changed.join(", ")));
     }
     merged.insert("resume".to_owned(), Value::Null);
-    serde_json::from_value(Value::Object(merged)).map_err(broken)
+    let merged: TrainOptions = serde_json::from_value(Value::Object(merged)).map_err(broken)?;
+    Ok(TrainOptions { picture_folder: wish.picture_folder.clone(), ..merged })
+}
+
+/// A value of an option as it is typed.
+fn text(value: &Value) -> String {
+    match value {
+        Value::Null => "none".to_owned(),
+        other => other.to_string(),
+    }
 }
 
 /// The key of a flag's long name.
@@ -147,21 +180,86 @@ fn check(options: &TrainOptions) -> Result<(), TrainError> {
     if !(1..=16_384).contains(&options.imgsz) {
         return Err(refuse("img", format!("{} must be between 1 and 16384", options.imgsz), None));
     }
-    if options.multi_scale {
+    if options.image_weights && options.rect {
         return Err(refuse(
-            "multi-scale",
-            "training with changing sizes is not there yet".into(),
-            Some("leave the flag out"),
+            "image-weights",
+            "cannot be obeyed with --rect, whose batches hold images of one shape each".into(),
+            Some("leave one of the two out"),
         ));
     }
     if [options.cos_lr, options.flat_cos_lr, options.fixed_lr].iter().filter(|&&x| x).count() > 1 {
         return Err(refuse("cos-lr", "only one of --cos-lr, --flat-cos-lr and --fixed-lr can be obeyed".into(), None));
     }
+    check_name(&options.name)?;
+    if !(0.0..1.0).contains(&options.label_smoothing) {
+        let message = format!("{} must be at least 0 and below 1", options.label_smoothing);
+        return Err(refuse("label-smoothing", message, Some("usual values are 0.05 to 0.1")));
+    }
+    if let Some(steps) = options.gradient_accumulation_steps.filter(|steps| !(1..=65_536).contains(steps)) {
+        let message = format!("{steps} must be between 1 and 65536 batches");
+        return Err(refuse("gradient-accumulation-steps", message, Some("leave it out for a nominal batch of 64")));
+    }
+    if let Some(base) = options.lr_base_batch {
+        if options.lr_scale == LrScale::None {
+            let message = "it is the base of --lr-scale linear, which is not given".to_owned();
+            return Err(refuse("lr-base-batch", message, Some("add --lr-scale linear, or leave it out")));
+        }
+        if base == 0 {
+            return Err(refuse("lr-base-batch", "must be at least 1 image".to_owned(), None));
+        }
+    }
     Ok(())
 }
 
+/// Refuses names that no folder of a run can have.
+pub(crate) fn check_name(name: &str) -> Result<(), TrainError> {
+    report::run_folder::check_run_name(name)
+        .map_err(|e| TrainError::option("name", e.to_string(), Some("take letters, digits, - and _, such as exp")))
+}
+
+/// The schedule of a run of batches of `batch` images, `batches` of them an epoch; tells what flags make of it.
+pub(crate) fn schedule(
+    options: &TrainOptions,
+    hyp: &Hyp,
+    batches: usize,
+    batch: usize,
+    observer: &mut dyn Observer,
+) -> Schedule {
+    let mut schedule = Schedule::new(hyp, decay_of(options), options.epochs, batches, batch);
+    if let Some(steps) = options.gradient_accumulation_steps {
+        schedule = schedule.with_accumulation(steps);
+        observer.info(&format!("a step is {steps} batches of {batch}: {} images", batch * steps));
+        let all = batches.saturating_mul(options.epochs);
+        if steps > all {
+            observer.warn(&format!(
+                "--gradient-accumulation-steps {steps} is more than the {all} batches of the run: few steps are taken"
+            ));
+        }
+    }
+    if options.lr_scale == LrScale::Linear {
+        let steps = schedule.accumulate();
+        let base = options.lr_base_batch.map_or(hyp.nominal_batch, |base| base as f64);
+        let factor = (batch * steps) as f64 / base;
+        schedule = schedule.with_rate_factor(factor);
+        let text = |value: f64| format_g(value, 5);
+        observer.info(&format!(
+            "learning rate {} = lr0 {} x {} ({batch} images x {steps} batches a step / {base}); biases warm up from {}",
+            text(schedule.rate()),
+            text(hyp.lr0),
+            text(factor),
+            text(hyp.warmup_bias_lr * factor)
+        ));
+        let images = match options.gradient_accumulation_steps {
+            Some(_) => format!("over the {} images of a step", batch * steps),
+            None => format!("up to a nominal batch of {} images", hyp.nominal_batch),
+        };
+        observer.info(&format!("gradients are summed {images} already, so scaling is usually not needed"));
+    }
+    schedule
+}
+
 /// How the learning rate falls.
-pub(crate) fn decay_of(options: &TrainOptions) -> Decay {
+fn decay_of(options: &TrainOptions) -> Decay {
     match (options.cos_lr, options.flat_cos_lr, options.fixed_lr) {
         (true, _, _) => Decay::Cosine,
         (_, true, _) => Decay::FlatCosine,
@@ -217,6 +315,7 @@ pub(crate) fn begin(
         None => None,
     };
     if let Some((path, weights)) = &weights {
+        weights.notes.iter().for_each(|note| observer.info(note));
         checkpoint::warn_not_finite(path, &weights.tensors, observer);
     }
     let model = match (&options.cfg, &weights) {
@@ -246,18 +345,25 @@ pub(crate) fn begin(
     Ok((model, tensors, format!("{} of {} tensors from {}", report.transferred, report.total, path.display())))
 }
 
-/// Refuses to go on with other images than the run began with.
-pub(crate) fn check_same_images(path: &Path, saved: &Checkpoint, samples: &[data::Sample]) -> Result<(), TrainError> {
-    let digest = image_set::digest(samples);
-    if saved.state.digest == digest {
+/// Refuses to go on with other images than the run in `folder` began with, and names them.
+pub(crate) fn check_same_images(
+    path: &Path,
+    folder: &Path,
+    saved: &Checkpoint,
+    now: &Fingerprint,
+    count: usize,
+) -> Result<(), TrainError> {
+    if saved.state.digest == now.digest() {
         return Ok(());
     }
+    let known = Fingerprint::read(folder).filter(|before| before.digest() == saved.state.digest);
+    let changes = known.map(|before| format!("; {}", before.changes(now))).unwrap_or_default();
     Err(TrainError::Resume {
         path: path.to_path_buf(),
         message: format!(
-            "the training part has changed since it began ({} images then, {} now): it would not be the same run",
+            "the training part has changed since it began ({} images then, {count} now{changes}): it would not be the \
+             same run",
             saved.state.images,
-            samples.len()
         ),
         hint: Some("start a new run from its weights with --weights".to_owned()),
     })

@@ -41,8 +41,16 @@ pub struct Metrics {
     pub map50: f64,
     /// Mean over IoU 0.50 to 0.95.
     pub map50_95: f64,
-    /// Box, class and DFL loss.
+    /// Box, class and DFL loss; NaN where they are no finite numbers.
+    #[serde(deserialize_with = "nan_where_null")]
     pub losses: [f64; 3],
+}
+
+/// JSON has no NaN: what is written as `null` comes back as such. A run that diverges must leave a checkpoint that can
+/// be read.
+fn nan_where_null<'de, D: serde::Deserializer<'de>>(from: D) -> Result<[f64; 3], D::Error> {
+    let found: [Option<f64>; 3] = serde::Deserialize::deserialize(from)?;
+    Ok(found.map(|value| value.unwrap_or(f64::NAN)))
 }
 
 /// Metrics of one class.

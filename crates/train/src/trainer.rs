@@ -3,6 +3,7 @@
 use crate::checkpoint::{RunState, RunTensors};
 use crate::device::Device;
 use crate::evaluate::{EvalSettings, Evaluation, Evaluator, evaluate};
+use crate::fingerprint::Fingerprint;
 use crate::footprint::{self, Footprint, Room};
 use crate::image_set::{self, CacheWish, ScanWish, loader_options};
 use crate::plans::{GraphSettings, InputShape, TrainingSettings, loss_config};
@@ -11,8 +12,11 @@ use crate::setup::{self, Settled};
 use crate::step::{StepPlan, Stepper};
 use crate::summary::{TrainEnd, TrainSummary};
 use crate::work::{self, Failure, Work, WorkSettings};
-use crate::{Observer, Partners, Progress, TrainError, TrainOptions, TrainProgress, pictures};
+use crate::{
+    Cache, Observer, Partners, Progress, TrainError, TrainOptions, TrainProgress, leftovers, new_length, pictures,
+};
 use data::{Batch, ImagePool, Loader, Split};
+use detect::LossConfig;
 use graph::{Level, Recompute};
 use model::{Model, NamedTensors};
 use report::results_csv::ResultsCsv;
@@ -50,12 +54,24 @@ struct Run {
     stepper: Stepper,
     work: WorkSettings,
     pool: Arc<ImagePool>,
+    /// Threads that load images.
+    threads: usize,
     validation: Option<Validation>,
     folder: PathBuf,
     csv: ResultsCsv,
     pictures: Vec<PathBuf>,
     /// The best weights so far, where `--nosave` keeps them from the disk.
     unsaved_best: Option<NamedTensors>,
+    /// Whether `last.safetensors` is this run's: with `--exist-ok` there may be one of an earlier run.
+    wrote_last: bool,
+}
+
+/// Batches on their way.
+struct Loading {
+    loader: Loader<Work>,
+    failure: Failure,
+    /// The epoch whose batches it no longer loads.
+    ends_at: usize,
 }
 
 struct Validation {
@@ -73,7 +89,13 @@ enum EpochEnd {
 impl Run {
     fn prepare(device: Device, settled: Settled, observer: &mut dyn Observer) -> Result<Self, TrainError> {
         let Settled { options, hyp, resumed } = settled;
-        let dataset = image_set::load_dataset(&options.data, observer)?;
+        let dataset = image_set::load_dataset(&options.data, observer).map_err(|e| match e {
+            TrainError::Missing { what, path, .. } if resumed.is_some() => {
+                let hint = "where the data set has moved since, name its YAML with --data".to_owned();
+                TrainError::Missing { what, path, hint: Some(hint) }
+            }
+            other => other,
+        })?;
         let names = setup::class_names(&dataset, options.single_cls);
         let (model, start) = match &resumed {
             Some((path, saved)) => (saved.model(path)?, None),
@@ -103,8 +125,9 @@ impl Run {
         };
         let (samples, _) = image_set::scan(&dataset, wish(Split::Train, true), observer)?;
         image_set::tell_labels(&samples, &names, observer);
+        let fingerprint = Fingerprint::of(&samples);
         if let Some((path, saved)) = &resumed {
-            setup::check_same_images(path, saved, &samples)?;
+            setup::check_same_images(path, &folder_of(path), saved, &fingerprint, samples.len())?;
         }
         let asked = usize::try_from(options.batch_size).unwrap_or(1);
         let batch = asked.min(samples.len());
@@ -127,6 +150,17 @@ impl Run {
             None
         };
 
+        let val_digest = val_samples.as_ref().map(|val| Fingerprint::of(val).digest());
+        if let Some((_, saved)) = &resumed
+            && let (Some(before), Some(now)) = (&saved.state.val_digest, &val_digest)
+            && before != now
+        {
+            observer.warn(
+                "the validation part has changed since the run began: metrics before and after cannot be compared, and \
+                 the best epoch is chosen among both",
+            );
+        }
+
         let config = work::augment_config(&hyp, options.partners);
         let work = WorkSettings {
             samples: Arc::clone(&samples),
@@ -138,24 +172,35 @@ impl Run {
             epochs: options.epochs,
             close_mosaic: options.close_mosaic,
             rect: options.rect,
+            multi_scale: options.multi_scale,
+            weights: None,
         };
-        let schedule = Schedule::new(&hyp, setup::decay_of(&options), options.epochs, work.batches(), batch);
+        let (smallest_side, largest_side) = work.sides();
+        let schedule = setup::schedule(&options, &hyp, work.batches(), batch, observer);
+        if let Some((_, saved)) = &resumed {
+            let mut before = schedule.clone();
+            before.epochs = saved.state.options.epochs;
+            new_length::tell(&before, &schedule, saved.state.epoch, options.close_mosaic, observer);
+        }
         let recompute = options.memory_budget.map_or(Recompute::Level(Level::KeepAll), Recompute::Budget);
         let loss = loss_config(&model, &hyp);
-        let graph = GraphSettings { loss: Some(loss.clone()), decode: false, training: None };
+        // Smoothing is for learning: the validation loss keeps the labels as they are.
+        let smoothed = LossConfig { label_smoothing: hyp.label_smoothing, ..loss.clone() };
+        let graph = GraphSettings { loss: Some(smoothed), decode: false, training: None };
         let compile = |images: usize, recompute: Recompute| {
             let boxes = work::max_boxes(&samples, &config, options.rect, images);
             let training = Some(TrainingSettings { frozen: frozen.clone(), recompute });
             let graph = GraphSettings { training, ..graph.clone() };
-            let shape = InputShape { images, height: size, width: size };
+            let shape = InputShape { images, height: largest_side, width: largest_side };
             StepPlan::compile(device, Arc::clone(&model), graph, shape, boxes, options.optimizer)
         };
+        let threads = image_set::threads(options.workers, device, observer);
         let mut evaluator = Evaluator::new(device, Arc::clone(&model), Some(loss));
         let settings = |batch: usize| EvalSettings {
             batch: 2 * batch,
             size,
             rect: true,
-            workers: options.workers,
+            workers: threads,
             single_cls: options.single_cls,
             nms: EvalSettings::nms(VAL_CONF, VAL_IOU, VAL_MAX_DET, options.single_cls),
             keep_pictures: false,
@@ -174,6 +219,11 @@ impl Run {
             }
         }
         footprint::tell_step(&model, &step, size, observer)?;
+        if options.multi_scale {
+            observer.info(&format!(
+                "multi-scale: sides from {smallest_side} to {largest_side}, one a batch; the memory is that of the largest"
+            ));
+        }
         room.take_training(
             &Footprint::of_training(&step, planned.as_ref()),
             &step,
@@ -184,31 +234,59 @@ impl Run {
             &|recompute| compile(batch, recompute),
             observer,
         )?;
-        // From here on memory is allocated.
+        let partners = match options.partners {
+            _ if options.rect || hyp.mosaic == 0.0 => None,
+            Partners::Window(images) => Some(images),
+            Partners::Fresh => Some(samples.len()),
+        };
+        let wish = CacheWish { cache: options.cache, partners, on_the_way: batch * loader_options(1).prefetch };
+        let disk = match options.cache {
+            Cache::Disk => Some(image_set::PictureFolder::of(&dataset, options.picture_folder.clone())?),
+            _ => None,
+        };
+        let settings = settings(batch);
+        let (samples_of_pool, val_of_pool) = (Arc::clone(&samples), val_samples.clone());
+        let (pool, val_pool) = image_set::pools(samples_of_pool, val_of_pool, size, wish, disk, room, observer)?;
+        if observer.should_stop() {
+            return Err(TrainError::Stopped { what: "the preparation" });
+        }
+        // From here on memory is allocated and files are written.
         if let Some(plan) = planned {
             evaluator.reserve(plan);
         }
         let mut stepper = Stepper::new(step)?;
 
         let folder;
+        let wrote_last = resumed.is_some();
         let (state, tensors) = match (resumed, start) {
             (Some((path, saved)), _) => {
                 folder = folder_of(&path);
                 let saved = *saved;
-                (RunState { options: options.clone(), ..saved.state }, saved.tensors)
+                (RunState { options: options.clone(), stopped_early: false, ..saved.state }, saved.tensors)
             }
             (None, start) => {
                 folder = report::run_folder::create_run_folder(&options.project, &options.name, options.exist_ok)?;
+                if folder.join("weights/last.safetensors").exists() {
+                    let place = folder.display();
+                    observer.warn(&format!("--exist-ok: {place} holds an earlier run, whose files are written over"));
+                }
                 let (tensors, origin) = start.unwrap_or_else(|| (NamedTensors::new(), String::new()));
-                let digest = image_set::digest(&samples);
+                let digest = fingerprint.digest();
                 let saved = TrainOptions { resume: None, ..options.clone() };
                 let state = RunState::new(saved, hyp.clone(), samples.len(), digest, origin);
                 (state, RunTensors { ema: tensors.clone(), raw: tensors, states: Vec::new(), gradients: None })
             }
         };
+        let state = RunState { val_digest: val_digest.or(state.val_digest), ..state };
         stepper.load(&tensors)?;
         let weights = folder.join("weights");
         std::fs::create_dir_all(&weights).map_err(TrainError::io("create", &weights))?;
+        leftovers::check_writable(&weights)?;
+        let swept = leftovers::sweep(&folder);
+        if swept > 0 {
+            observer.info(&format!("{swept} half-written files of a run that was killed are removed"));
+        }
+        fingerprint.write(&folder)?;
         report::atomic::write_bytes_atomic(&folder.join("hyp.yaml"), hyp.to_yaml().as_bytes())?;
         let opt_path = folder.join("opt.yaml");
         // Fails on paths that are no UTF-8, which a checkpoint could not hold either: better now than after an epoch.
@@ -223,14 +301,6 @@ impl Run {
             next => ResultsCsv::resume(&csv_path, &[], next)?,
         };
 
-        let partners = match options.partners {
-            _ if options.rect || hyp.mosaic == 0.0 => None,
-            Partners::Window(images) => Some(images),
-            Partners::Fresh => Some(samples.len()),
-        };
-        let wish = CacheWish { cache: options.cache, partners, on_the_way: batch * loader_options(1).prefetch };
-        let settings = settings(batch);
-        let (pool, val_pool) = image_set::pools(samples, val_samples, size, wish, room, observer);
         let validation = val_pool.map(|pool| Validation { evaluator, pool, settings });
         Ok(Self {
             model,
@@ -240,11 +310,13 @@ impl Run {
             stepper,
             work,
             pool,
+            threads,
             validation,
             folder,
             csv,
             pictures: Vec::new(),
             unsaved_best: None,
+            wrote_last,
         })
     }
 
@@ -259,17 +331,22 @@ impl Run {
             self.state.options.optimizer.name(),
             self.folder.display()
         ));
-        let work = Work::new(self.work.clone(), self.state.epoch, self.state.batch)?;
-        let failure = work.failure();
-        let mut loader = Loader::new(Arc::clone(&self.pool), work, loader_options(self.state.options.workers))?;
+        if self.state.options.image_weights && self.state.options.noval {
+            observer
+                .info("--image-weights without validation: images are drawn by the frequency of their classes alone");
+        }
+        let mut loading = self.load()?;
         observer.info(&report::tables::training_header());
         while self.state.epoch < epochs {
+            if loading.ends_at <= self.state.epoch {
+                loading = self.load()?;
+            }
             let epoch = self.state.epoch;
             if self.work.close_mosaic > 0 && epoch + self.work.close_mosaic == epochs && self.state.batch == 0 {
                 observer.info(&format!("closing mosaic for the last {} epochs", self.work.close_mosaic));
             }
             let last_epoch = epoch + 1 == epochs;
-            let EpochEnd::Done(at) = self.epoch(&mut loader, &failure, last_epoch, observer)? else {
+            let EpochEnd::Done(at) = self.epoch(&mut loading, last_epoch, observer)? else {
                 return self.interrupted();
             };
             let validates = !self.state.options.noval || last_epoch;
@@ -284,11 +361,25 @@ impl Run {
         self.finish(TrainEnd::Finished, observer)
     }
 
+    /// Starts to load batches: all to the end of the run, or those of one epoch where the next epoch's images depend on
+    /// this one's validation.
+    fn load(&self) -> Result<Loading, TrainError> {
+        let (epoch, batch) = (self.state.epoch, self.state.batch);
+        let (work, ends_at) = if self.state.options.image_weights {
+            let settings = self.work.weighted_by_classes(self.names.len(), &self.state.class_maps);
+            (Work::new(settings, epoch, batch)?.this_epoch(), epoch + 1)
+        } else {
+            (Work::new(self.work.clone(), epoch, batch)?, self.work.epochs)
+        };
+        let failure = work.failure();
+        let loader = Loader::new(Arc::clone(&self.pool), work, loader_options(self.threads))?;
+        Ok(Loading { loader, failure, ends_at })
+    }
+
     /// The batches of the epoch under way.
     fn epoch(
         &mut self,
-        loader: &mut Loader<Work>,
-        failure: &Failure,
+        loading: &mut Loading,
         last_epoch: bool,
         observer: &mut dyn Observer,
     ) -> Result<EpochEnd, TrainError> {
@@ -300,9 +391,13 @@ impl Run {
         let mut at = self.schedule.at(epoch * total + total - 1);
         while self.state.batch < total {
             let ended = || data::DataError::LoaderStopped { reason: "no batch is left".into() };
-            let batch = loader.next().ok_or_else(|| failure.take().unwrap_or_else(|| ended().into()))??;
+            let batch =
+                loading.loader.next().ok_or_else(|| loading.failure.take().unwrap_or_else(|| ended().into()))??;
             for problem in &batch.failures {
                 observer.warn(&format!("{problem}; its place stays grey"));
+            }
+            if let Some(problem) = self.pool.take_disk_problem() {
+                observer.warn(&format!("--cache disk: {problem}"));
             }
             let iteration = epoch * total + self.state.batch;
             at = self.schedule.at(iteration);
@@ -323,7 +418,7 @@ impl Run {
                 total,
                 losses: self.state.loss_sums.map(|sum| sum / done as f64),
                 instances: batch.targets.len(),
-                image_size: self.work.size,
+                image_size: batch.shape[1].max(batch.shape[2]),
                 memory: self.stepper.memory_bytes(),
                 images_per_second: images as f64 / elapsed.as_secs_f64().max(1e-9),
                 eta: elapsed.mul_f64((total - done) as f64 / (done - first) as f64),
@@ -366,7 +461,7 @@ impl Run {
             epoch: self.state.epoch,
             batch: self.state.batch,
             term: term.to_owned(),
-            kept: last.is_file().then_some(last),
+            kept: (self.wrote_last && last.is_file()).then_some(last),
         }
     }
 
@@ -380,6 +475,9 @@ impl Run {
         let Some(validation) = self.validation.as_mut().filter(|_| wanted) else { return Ok(Some((tensors, None))) };
         validation.evaluator.set_training_weights(&tensors.ema)?;
         let found = evaluate(&mut validation.evaluator, &validation.pool, &self.names, &validation.settings, observer)?;
+        if let Some(problem) = validation.pool.take_disk_problem() {
+            observer.warn(&format!("--cache disk: {problem}"));
+        }
         Ok(found.map(|evaluation| (tensors, Some(evaluation))))
     }
 

@@ -31,6 +31,7 @@ const COMPLETE_CONF: f64 = 0.001;
 pub fn validate(options: &ValOptions, observer: &mut dyn Observer) -> Result<ValSummary, TrainError> {
     let device = Device::choose(&options.device, observer)?;
     check(options)?;
+    setup::check_name(&options.name)?;
     let loaded = load_fitted(&options.weights, options.cfg.as_deref(), observer)?;
     let folded = loaded.fitted.fold()?;
     let model = Arc::new(loaded.fitted.model);

@@ -2,6 +2,8 @@
 
 use crate::hyp::Hyp;
 use crate::{Partners, TrainError};
+use data::image_weights::{class_weights, image_weights, weighted_order};
+use data::multi_scale;
 use data::recipe::epoch_order;
 use data::rect::{RectPlan, rect_plan};
 use data::{AugmentConfig, RecipeMaker, Sample, Task};
@@ -53,12 +55,37 @@ pub(crate) struct WorkSettings {
     /// Epochs at the end without mosaic.
     pub close_mosaic: usize,
     pub rect: bool,
+    /// A side of its own for each batch.
+    pub multi_scale: bool,
+    /// Images are drawn by these weights, one an image, and not one after the other.
+    pub weights: Option<Arc<Vec<f64>>>,
 }
 
 impl WorkSettings {
     /// Batches of an epoch; the last may be short.
     pub fn batches(&self) -> usize {
         self.samples.len().div_ceil(self.batch.max(1))
+    }
+
+    /// Sides of the network input that batches can have, the smallest and the largest.
+    pub fn sides(&self) -> (usize, usize) {
+        if !self.multi_scale {
+            return (self.size, self.size);
+        }
+        let (low, high) = multi_scale::range(self.size as u32, self.stride as u32);
+        (low as usize, high as usize)
+    }
+
+    /// The same with images drawn by their classes, of which there are `classes`: the rarer a class and the smaller its
+    /// mAP50-95 of the last validation (`maps`, none before the first), the more often.
+    pub fn weighted_by_classes(&self, classes: usize, maps: &[f64]) -> Self {
+        let map = |class: usize| maps.get(class).copied().unwrap_or(0.0);
+        let weights: Vec<f64> = class_weights(&self.samples, classes)
+            .iter()
+            .enumerate()
+            .map(|(class, weight)| weight * (1.0 - map(class)).powi(2))
+            .collect();
+        Self { weights: Some(Arc::new(image_weights(&self.samples, &weights))), ..self.clone() }
     }
 
     /// True in the epochs at the end that have no mosaic, whatever epoch a run was resumed in.
@@ -68,7 +95,12 @@ impl WorkSettings {
 
     fn maker(&self, epoch: usize, order: Arc<Vec<usize>>) -> Result<RecipeMaker, TrainError> {
         let mosaic = if self.mosaic_is_closed(epoch) { 0.0 } else { self.config.mosaic };
-        let config = AugmentConfig { mosaic, ..self.config };
+        // The order of a weighted epoch holds images several times, or not at all, and partners follow it.
+        let partners = match (&self.weights, self.config.partners) {
+            (Some(_), data::Partners::WholeSet) => data::Partners::Window(self.samples.len()),
+            (_, partners) => partners,
+        };
+        let config = AugmentConfig { mosaic, partners, ..self.config };
         let size = u32::try_from(self.size).unwrap_or(u32::MAX);
         Ok(RecipeMaker::new(Arc::clone(&self.samples), config, size, self.seed, epoch as u64, order)?)
     }
@@ -96,6 +128,8 @@ pub(crate) struct Work {
     rect: Option<RectPlan>,
     epoch: usize,
     batch: usize,
+    /// The epoch before which it ends.
+    end: usize,
     maker: Arc<RecipeMaker>,
 }
 
@@ -107,7 +141,13 @@ impl Work {
             rect_plan(&wh, settings.size as u32, settings.batch, settings.stride as u32, 0.0)
         });
         let maker = Arc::new(settings.maker(epoch, order(&settings, rect.as_ref(), epoch))?);
-        Ok(Self { failure: Failure::default(), settings, rect, epoch, batch, maker })
+        let end = settings.epochs;
+        Ok(Self { failure: Failure::default(), settings, rect, epoch, batch, end, maker })
+    }
+
+    /// Ends with the epoch that it starts in.
+    pub fn this_epoch(self) -> Self {
+        Self { end: self.epoch + 1, ..self }
     }
 
     /// Where an error of a later epoch will be found.
@@ -119,7 +159,10 @@ impl Work {
 fn order(settings: &WorkSettings, rect: Option<&RectPlan>, epoch: usize) -> Arc<Vec<usize>> {
     Arc::new(match rect {
         Some(plan) => plan.order.clone(),
-        None => epoch_order(settings.seed, epoch as u64, settings.samples.len()),
+        None => match &settings.weights {
+            Some(weights) => weighted_order(settings.seed, epoch as u64, weights),
+            None => epoch_order(settings.seed, epoch as u64, settings.samples.len()),
+        },
     })
 }
 
@@ -129,7 +172,7 @@ impl Iterator for Work {
     fn next(&mut self) -> Option<Vec<Task>> {
         if self.batch >= self.settings.batches() {
             (self.epoch, self.batch) = (self.epoch + 1, 0);
-            if self.epoch < self.settings.epochs {
+            if self.epoch < self.end {
                 let order = order(&self.settings, self.rect.as_ref(), self.epoch);
                 match self.settings.maker(self.epoch, order) {
                     Ok(maker) => self.maker = Arc::new(maker),
@@ -140,21 +183,27 @@ impl Iterator for Work {
                 }
             }
         }
-        if self.epoch >= self.settings.epochs {
+        if self.epoch >= self.end {
             return None;
         }
         let first = self.batch * self.settings.batch;
         let positions = first..(first + self.settings.batch).min(self.settings.samples.len());
         let frame = self.rect.as_ref().and_then(|plan| plan.batch_shapes_hw.get(self.batch).copied());
+        let resized = self.settings.multi_scale.then(|| {
+            let (size, stride) = (self.settings.size as u32, self.settings.stride as u32);
+            let side = multi_scale::side(self.settings.seed, self.epoch as u64, self.batch as u64, size, stride);
+            multi_scale::frame(frame.unwrap_or([size; 2]), side, stride)
+        });
         self.batch += 1;
-        Some(
-            positions
-                .map(|position| match frame {
-                    Some(frame_hw) => Task::DrawRect { maker: Arc::clone(&self.maker), position, frame_hw },
-                    None => Task::Draw { maker: Arc::clone(&self.maker), position },
-                })
-                .collect(),
-        )
+        let task = |position| match frame {
+            Some(frame_hw) => Task::DrawRect { maker: Arc::clone(&self.maker), position, frame_hw },
+            None => Task::Draw { maker: Arc::clone(&self.maker), position },
+        };
+        let scaled = |task| match resized {
+            Some(frame_hw) => Task::Resized { task: Box::new(task), frame_hw },
+            None => task,
+        };
+        Some(positions.map(task).map(scaled).collect())
     }
 }
 
@@ -163,12 +212,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_epoch_that_cannot_be_drawn_is_an_error_and_not_the_end() {
+    fn images_of_rare_and_badly_found_classes_weigh_more() {
+        let labelled = |classes: &[u32]| {
+            let labels: Vec<_> =
+                classes.iter().map(|&class| data::Label { class, cx: 0.5, cy: 0.5, w: 0.1, h: 0.1 }).collect();
+            let segments = vec![None; labels.len()];
+            Sample { path: "a.png".into(), width: 8, height: 8, labels, segments }
+        };
+        // Class 0 three times, class 1 once, class 2 never: inverse frequencies 1/3, 1 and 1 of 7/3.
+        let samples = [labelled(&[0, 0]), labelled(&[0, 1]), labelled(&[])];
+        let settings = WorkSettings { samples: Arc::new(samples.to_vec()), ..settings() };
+        let weights = |maps: &[f64]| settings.weighted_by_classes(3, maps).weights.unwrap().to_vec();
+        let close = |got: Vec<f64>, want: [f64; 3]| {
+            assert!(got.iter().zip(want).all(|(g, w)| (g - w).abs() < 1e-12), "{got:?}, not {want:?}");
+        };
+        close(weights(&[]), [2.0 / 7.0, 4.0 / 7.0, 0.0]);
+        close(weights(&[0.5, 0.2, 0.9]), [0.25 * 2.0 / 7.0, 0.25 / 7.0 + 0.64 * 3.0 / 7.0, 0.0]);
+    }
+
+    fn settings() -> WorkSettings {
         let sample = Sample { path: "a.png".into(), width: 8, height: 8, labels: Vec::new(), segments: Vec::new() };
-        let config = AugmentConfig::NONE;
-        let mut settings = WorkSettings {
+        WorkSettings {
             samples: Arc::new(vec![sample]),
-            config,
+            config: AugmentConfig::NONE,
             size: 64,
             stride: 32,
             batch: 1,
@@ -176,7 +242,14 @@ mod tests {
             epochs: 2,
             close_mosaic: 0,
             rect: false,
-        };
+            multi_scale: false,
+            weights: None,
+        }
+    }
+
+    #[test]
+    fn an_epoch_that_cannot_be_drawn_is_an_error_and_not_the_end() {
+        let mut settings = settings();
         settings.config.mosaic = 1.0;
         let mut work = Work::new(settings, 0, 0).unwrap();
         let failure = work.failure();

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use train::TrainError;
-use train::hyp::Hyp;
+use train::hyp::{EMBEDDED, Hyp};
 
 fn refuse(text: &str) -> (String, Option<String>) {
     let error = Hyp::parse("my.yaml", text).expect_err(text);
@@ -19,6 +19,47 @@ fn embedded_file_of_a_missing_path_is_the_default() {
 fn demo_file_lifts_warmup_and_nominal_batch() {
     let hyp = Hyp::load(Path::new("hyp.demo.yaml")).unwrap().hyp;
     assert_eq!((hyp.warmup_min_iterations, hyp.nominal_batch, hyp.mosaic), (0.0, 8.0, 0.0));
+}
+
+#[test]
+fn milder_files_differ_from_the_default_in_their_augmentation_only() {
+    let low = Hyp::load(Path::new("data/hyps/hyp.scratch-low.yaml")).unwrap();
+    assert_eq!(low.hyp, Hyp { scale: 0.5, mixup: 0.0, copy_paste: 0.0, ..Hyp::default() });
+    let medium = Hyp::load(Path::new("hyp.scratch-med.yaml")).unwrap();
+    assert_eq!(medium.hyp, Hyp { mixup: 0.1, copy_paste: 0.0, ..Hyp::default() });
+    for (name, text) in EMBEDDED {
+        let (hyp, absent) = Hyp::parse(name, text).unwrap();
+        assert_eq!((absent, hyp.unusual_gains()), (Vec::new(), Vec::new()), "{name}");
+        assert!(text.starts_with("# Hyper-parameters for "), "{name} says what it is for");
+    }
+}
+
+#[test]
+fn gains_of_other_trainers_are_warned_about_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("hyp.yaml");
+    let warnings = |text: &str| {
+        std::fs::write(&path, text).unwrap();
+        Hyp::load(&path).unwrap().warnings
+    };
+    let expected = "box: 0.05 is a YOLOv5 gain; YOLOv9's loss expects about 7.5: boxes will hardly be learned";
+    // The other gains of that file are near enough, and what only heads with anchors use is nobody's business.
+    assert_eq!(warnings("box: 0.05\ncls: 0.3\nobj: 1.0\nobj_pw: 2.0\niou_t: 0.9\nanchor_t: 4.0\n"), [expected]);
+    assert!(warnings("box: 1.875\ncls: 2.0\ndfl: 6.0\n").is_empty(), "just within four times");
+    let far = warnings("box: 1.87\ncls: 2.1\ndfl: 0\n");
+    assert_eq!(far.len(), 3, "{far:?}");
+    assert!(far[0].starts_with("box: 1.87 is far below the 7.5 "), "{far:?}");
+    assert!(far[1].starts_with("cls: 2.1 is far above the 0.5 "), "{far:?}");
+    assert!(far[2].starts_with("dfl: 0 turns this part of the loss off"), "{far:?}");
+}
+
+#[test]
+fn the_label_smoothing_that_runs_of_the_reference_store_is_read() {
+    let (hyp, absent) = Hyp::parse("hyp.yaml", "label_smoothing: 0.1\n").unwrap();
+    assert_eq!(hyp.label_smoothing, 0.1);
+    assert!(!absent.contains(&"label_smoothing"));
+    assert!(!Hyp::parse("hyp.yaml", "lr0: 0.1\n").unwrap().1.contains(&"label_smoothing"), "few would expect it");
+    assert!(refuse("label_smoothing: 1.0\n").0.ends_with("must be at least 0 and below 1"));
 }
 
 #[test]

@@ -77,6 +77,37 @@ fn weight_decay_follows_the_images_of_a_step() {
 }
 
 #[test]
+fn accumulation_by_number_replaces_the_nominal_batch() {
+    let hyp = Hyp::default();
+    let schedule = Schedule::new(&hyp, Decay::Linear, 10, 50, 16);
+    // As many as the nominal batch of 64 makes anyway.
+    assert_eq!(schedule.clone().with_accumulation(4), schedule);
+    for steps in [1, 3, 7] {
+        let other = schedule.clone().with_accumulation(steps);
+        let counts: Vec<usize> = (0..500).map(|i| other.at(i).accumulate).collect();
+        assert_eq!((counts[0], counts[other.warmup]), (1, steps), "the warm-up starts with every batch");
+        assert!(counts.windows(2).all(|pair| pair[0] <= pair[1]), "{counts:?}");
+        assert!(counts[other.warmup..].iter().all(|&n| n == steps));
+        assert_close("decay", &[other.weight_decay], &[hyp.weight_decay * (16 * steps) as f64 / 64.0], 0.0, 1e-12);
+        for i in [0, 10, 200] {
+            assert_eq!((other.at(i).lr, other.at(i).momentum), (schedule.at(i).lr, schedule.at(i).momentum));
+        }
+    }
+}
+
+#[test]
+fn a_rate_factor_scales_every_learning_rate_and_nothing_else() {
+    let schedule = Schedule::new(&Hyp::default(), Decay::Cosine, 10, 50, 16);
+    let scaled = schedule.clone().with_rate_factor(2.0);
+    assert_eq!((scaled.rate(), scaled.weight_decay, scaled.warmup), (0.02, schedule.weight_decay, schedule.warmup));
+    for i in [0, 1, 77, 150, 151, 499] {
+        let (a, b) = (scaled.at(i), schedule.at(i));
+        assert_close(&format!("iteration {i}"), &a.lr, &b.lr.map(|lr| 2.0 * lr), 1e-15, 1e-12);
+        assert_eq!((a.momentum, a.accumulate), (b.momentum, b.accumulate));
+    }
+}
+
+#[test]
 fn ema_decay_is_the_references() {
     for (updates, want) in json("pieces/schedules.json")["ema_decay"].as_object().unwrap() {
         assert_close(updates, &[ema::decay(updates.parse().unwrap())], &[number(want)], 1e-15, 1e-12);

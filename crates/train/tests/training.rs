@@ -4,7 +4,7 @@ mod common;
 
 use common::{Memory, data_set, tiny};
 use std::path::{Path, PathBuf};
-use train::{Optimizer, Partners, Resume, TrainEnd, TrainError, TrainOptions, run};
+use train::{LrScale, Optimizer, Partners, Resume, TrainEnd, TrainError, TrainOptions, Workers, run};
 
 /// Every tensor of a checkpoint: averages, raw weights, optimiser state, waiting gradients.
 fn tensors(path: &Path) -> model::NamedTensors {
@@ -55,7 +55,7 @@ fn one_and_two_threads_train_the_same_weights() {
     let folder = tempfile::tempdir().unwrap();
     let data = data_set(folder.path(), 6, 2);
     let with_threads = |threads: usize| {
-        let options = TrainOptions { workers: threads, ..tiny(folder.path(), &data, "threads") };
+        let options = TrainOptions { workers: Workers::Count(threads), ..tiny(folder.path(), &data, "threads") };
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         tensors(&pool.install(|| trained(&options)))
     };
@@ -118,7 +118,8 @@ fn single_branch_with_rectangles_one_class_and_frozen_layers_trains() {
     let options = TrainOptions { rect: true, single_cls: true, freeze: vec![1, 2], min_items: 1, ..options };
     let last = trained(&options);
     let meta = model::weights::load(&last).unwrap().meta.unwrap();
-    let model = model::Model::from_yaml(&meta.model, model::Source::Text("last".into()), meta.yaml, Some(meta.nc)).unwrap();
+    let model =
+        model::Model::from_yaml(&meta.model, model::Source::Text("last".into()), meta.yaml, Some(meta.nc)).unwrap();
     assert_eq!((model.nc, model.has_aux()), (1, false));
     let (start, end) = (model::init(&model, 0).unwrap(), tensors(&last));
     let moved = |name: &str| start.get(name).unwrap() != end.get(&format!("resume/weights/{name}")).unwrap();
@@ -200,8 +201,17 @@ fn options_that_cannot_be_obeyed_are_refused_by_name() {
     refuse(TrainOptions { epochs: 0, ..base.clone() }, "epochs");
     refuse(TrainOptions { batch_size: -1, ..base.clone() }, "batch");
     refuse(TrainOptions { batch_size: 0, ..base.clone() }, "batch");
-    refuse(TrainOptions { multi_scale: true, ..base.clone() }, "multi-scale");
+    refuse(TrainOptions { image_weights: true, rect: true, ..base.clone() }, "image-weights");
     refuse(TrainOptions { cos_lr: true, fixed_lr: true, ..base.clone() }, "cos-lr");
+    refuse(TrainOptions { gradient_accumulation_steps: Some(0), ..base.clone() }, "gradient-accumulation-steps");
+    refuse(TrainOptions { lr_base_batch: Some(32), ..base.clone() }, "lr-base-batch");
+    refuse(TrainOptions { lr_base_batch: Some(0), lr_scale: LrScale::Linear, ..base.clone() }, "lr-base-batch");
+    for label_smoothing in [1.0, -0.1, f64::NAN] {
+        refuse(TrainOptions { label_smoothing, ..base.clone() }, "label-smoothing");
+    }
+    for name in ["", "..", "/tmp/exp", "a\nb", &"long".repeat(60)] {
+        refuse(TrainOptions { name: name.to_owned(), ..base.clone() }, "name");
+    }
     refuse(TrainOptions { device: "gpu?".to_owned(), ..base }, "device");
 }
 

@@ -170,3 +170,28 @@ fn validation_and_detection_without_the_memory_for_them_are_refused_before_they_
     val(None).unwrap();
     find(None).unwrap();
 }
+
+#[test]
+fn a_failed_detection_leaves_no_empty_folder_and_uses_up_no_number() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_, weights) = untrained(folder.path(), 1);
+    let project = folder.path().join("detect");
+    let bad = folder.path().join("bad.jpg");
+    std::fs::write(&bad, "no picture").unwrap();
+    let good = folder.path().join("images/val/val00.png");
+    let with = |source: &Path, classes: Option<Vec<usize>>| DetectOptions {
+        weights: weights.clone(),
+        source: source.display().to_string(),
+        imgsz: vec![64],
+        save_txt: true,
+        classes,
+        project: project.clone(),
+        ..DetectOptions::default()
+    };
+    for (source, classes) in [(&good, Some(vec![99])), (&bad, None)] {
+        detect(&with(source, classes), &mut Memory::default()).unwrap_err();
+        assert!(!project.join("exp").exists(), "{}", source.display());
+    }
+    let found = detect(&with(&good, None), &mut Memory::default()).unwrap();
+    assert_eq!(found.folder, project.join("exp"));
+}

@@ -1,7 +1,7 @@
 //! `yolov9 convert-weights`.
 
 use super::values;
-use crate::console::out;
+use crate::console::{Console, out};
 use crate::failure::Failure;
 use clap::Args;
 use model::ConvertOptions;
@@ -52,7 +52,7 @@ pub fn run(args: ConvertArgs) -> Result<(), Failure> {
         return Err(Failure::usage("--output: the weights would be overwritten", "name another file"));
     }
     let names = match &args.data {
-        Some(yaml) => Some(data::Dataset::load(yaml).map_err(train::TrainError::from)?.names),
+        Some(yaml) => Some(train::load_class_names(yaml, &mut Console::default())?),
         None => None,
     };
     let options = ConvertOptions {
@@ -66,10 +66,7 @@ pub fn run(args: ConvertArgs) -> Result<(), Failure> {
     let converted = model::convert(&weights, &options, &args.weights.display().to_string())?;
     converted.notes.iter().for_each(|note| out(note));
     match format {
-        Format::Safetensors => {
-            let precision = if args.half { model::weights::Stored::Half } else { model::weights::Stored::Single };
-            model::weights::save_as(&output, &converted.tensors, &converted.meta, precision)?;
-        }
+        Format::Safetensors => model::weights::save_as(&output, &converted.tensors, &converted.meta, args.half)?,
         Format::Torch => model::pytorch::save_state_dict(&output, &converted.tensors, args.half)?,
     }
     let branch = match (converted.dropped, converted.model.has_aux()) {

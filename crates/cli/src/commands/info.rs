@@ -6,6 +6,9 @@ use clap::Args;
 use model::Model;
 use std::path::Path;
 
+/// Largest side of the network input in pixels, as everywhere else.
+const MAX_SIDE: usize = 16_384;
+
 #[derive(Debug, Args)]
 pub struct InfoArgs {
     /// A built-in model such as yolov9-s, a model YAML, or a weight file
@@ -26,6 +29,10 @@ pub struct InfoArgs {
 /// # Errors
 /// What is printed when it does not succeed.
 pub fn run(args: &InfoArgs) -> Result<(), Failure> {
+    if let Some(side) = args.imgsz.iter().find(|side| !(1..=MAX_SIDE).contains(*side)) {
+        let hint = "the sizes that models are trained for are about 320 to 1280";
+        return Err(Failure::usage(format!("--img: {side} must be between 1 and {MAX_SIDE}"), hint));
+    }
     let model = load(args)?;
     let (height, width) = match args.imgsz[..] {
         [height, width] => (height, width),

@@ -1,14 +1,14 @@
 //! `yolov9 train`.
 
 use super::{saved_to, values};
-use crate::console::{Console, out, warning};
+use crate::console::{Console, out};
 use crate::failure::{Failure, INTERRUPTED};
 use crate::reference_flags::{Flag, ReferenceFlags, Table, Values};
 use crate::{device, interrupt};
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use std::path::PathBuf;
-use train::{Cache, Optimizer, Partners, Resume, TrainEnd, TrainOptions};
+use train::{Cache, LrScale, Optimizer, Partners, Resume, TrainEnd, TrainOptions, Workers};
 
 #[derive(Debug, Args)]
 pub struct TrainArgs {
@@ -21,7 +21,7 @@ pub struct TrainArgs {
     /// Weights to start from; '' starts from scratch
     #[arg(long, value_name = "FILE", default_value = "", help_heading = "Model and data", hide_default_value = true)]
     weights: String,
-    /// Hyper-parameters: a YAML file, or a built-in one by name
+    /// Hyper-parameters: a YAML file, or a built-in one: hyp.scratch-low, -med and -high.yaml, hyp.demo.yaml
     #[arg(long, value_name = "FILE", default_value = "hyp.scratch-high.yaml", help_heading = "Model and data")]
     hyp: PathBuf,
     /// Treat all classes as one
@@ -62,6 +62,12 @@ pub struct TrainArgs {
     /// Mosaic, mixup and copy-paste off for the last N epochs
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Training")]
     close_mosaic: usize,
+    /// A network input between half and one and a half of --imgsz for each batch
+    #[arg(long, help_heading = "Training")]
+    multi_scale: bool,
+    /// Draw images of rare and badly found classes more often
+    #[arg(long, help_heading = "Training")]
+    image_weights: bool,
     /// Rectangular batches without mosaic and shuffling
     #[arg(long, help_heading = "Training")]
     rect: bool,
@@ -77,6 +83,18 @@ pub struct TrainArgs {
     /// Where the other images of a mosaic come from: the N before it in the epoch's order, or the whole set (fresh)
     #[arg(long, value_name = "window:N|fresh", default_value_t = Partners::default(), help_heading = "Training")]
     partners: Partners,
+    /// Class targets of anchors with an object: 1 - E/2 for its class and E/2 for the others, times the target score
+    #[arg(long, value_name = "E", default_value_t = 0.0, help_heading = "Training")]
+    label_smoothing: f64,
+    /// Batches a step [default: as many as make up a nominal batch of 64]
+    #[arg(long, value_name = "N", help_heading = "Training")]
+    gradient_accumulation_steps: Option<usize>,
+    /// Learning rates grow with the images of a step
+    #[arg(long, value_name = "RULE", default_value = "none", value_parser = lr_scales(), help_heading = "Training")]
+    lr_scale: LrScale,
+    /// Images of a step that lr0 is meant for, for --lr-scale linear [default: the nominal batch]
+    #[arg(long, value_name = "N", help_heading = "Training")]
+    lr_base_batch: Option<usize>,
     /// Go on with the newest run, or with the one named
     #[arg(long, value_name = "RUN", num_args = 0..=1, default_missing_value = "", help_heading = "Training")]
     resume: Option<String>,
@@ -106,10 +124,11 @@ pub struct TrainArgs {
     /// Where to compute: cpu, or the number of a GPU
     #[arg(long, default_value = "", help_heading = "Machine", hide_default_value = true)]
     device: String,
-    /// Threads that load images
-    #[arg(long, value_name = "N", default_value_t = 8, help_heading = "Machine")]
-    workers: usize,
-    /// Keep all decoded images between epochs; disk means ram
+    /// Threads that load images; auto fits the machine
+    #[arg(long, value_name = "N|auto", default_value_t = Workers::default(), help_heading = "Machine")]
+    workers: Workers,
+    /// Keep decoded images between epochs: all in memory, in files of the user's cache folder, or only those of the
+    /// validation in memory
     #[arg(long, value_name = "WHERE", num_args = 0..=1, default_missing_value = "ram", value_parser = ["none", "ram", "disk", "val"], help_heading = "Machine")]
     cache: Option<String>,
     /// Most bytes of the step's arena, such as 2GiB; weights, validation and images come on top. Parts of the forward
@@ -127,6 +146,11 @@ fn optimizers() -> impl TypedValueParser<Value = Optimizer> {
         .map(|typed| ALL.into_iter().find(|o| o.name().eq_ignore_ascii_case(&typed)).unwrap_or_default())
 }
 
+fn lr_scales() -> impl TypedValueParser<Value = LrScale> {
+    PossibleValuesParser::new(["none", "linear"])
+        .map(|typed| if typed == "linear" { LrScale::Linear } else { LrScale::None })
+}
+
 #[derive(Debug)]
 struct NotHere;
 
@@ -138,7 +162,6 @@ impl Table for NotHere {
             Flag::ignored("local_rank", One, "it belongs to the launcher of several processes"),
             Flag::ignored("sync-bn", None, "one device holds the whole batch"),
             Flag::ignored("noautoanchor", None, "the model has no anchors to fit"),
-            Flag::ignored("label-smoothing", One, "the loss does not use it, nor does that of the reference trainer"),
             Flag::ignored("entity", One, LOGGERS),
             Flag::ignored("upload_dataset", Optional, LOGGERS),
             Flag::ignored("bbox_interval", One, LOGGERS),
@@ -149,14 +172,7 @@ impl Table for NotHere {
                 "hyper-parameters are not searched for",
                 "run the search outside: one file for --hyp and one --name a try",
             ),
-            Flag::refused("multi-scale", None, "the network input keeps its size", "leave the flag out"),
             Flag::refused("bucket", One, "runs are not uploaded", "copy the run's folder when it is done"),
-            Flag::refused(
-                "image-weights",
-                None,
-                "images are drawn with equal weight",
-                "list images of rare classes several times in a train.txt",
-            ),
             Flag::refused(
                 "quad",
                 None,
@@ -174,14 +190,11 @@ impl Table for NotHere {
 pub fn run(args: TrainArgs, given: Vec<String>) -> Result<(), Failure> {
     args.reference.answer()?;
     device::announce();
-    if args.cache.as_deref() == Some("val") {
-        warning("--cache val: only whole data sets are kept in memory, so this changes nothing");
-    }
     interrupt::graceful(true);
     let summary = train::run(&options(args, given), &mut Console::default())?;
     if summary.end == TrainEnd::Interrupted {
-        out(&format!("stopped; go on with: yolov9 train --resume {}", summary.folder.display()));
         saved_to(&summary.folder);
+        out(&format!("stopped; go on with: yolov9 train --resume {}", values::quoted(&summary.folder)));
         return Err(Failure::silent(INTERRUPTED));
     }
     saved_to(&summary.folder);
@@ -205,9 +218,12 @@ fn options(args: TrainArgs, given: Vec<String>) -> TrainOptions {
         cache: match args.cache.as_deref() {
             Some("ram") => Cache::Ram,
             Some("disk") => Cache::Disk,
+            Some("val") => Cache::Val,
             _ => Cache::None,
         },
         device: args.device,
+        multi_scale: args.multi_scale,
+        image_weights: args.image_weights,
         single_cls: args.single_cls,
         optimizer: args.optimizer,
         workers: args.workers,
@@ -224,6 +240,10 @@ fn options(args: TrainArgs, given: Vec<String>) -> TrainOptions {
         min_items: args.min_items,
         close_mosaic: args.close_mosaic,
         partners: args.partners,
+        label_smoothing: args.label_smoothing,
+        gradient_accumulation_steps: args.gradient_accumulation_steps,
+        lr_scale: args.lr_scale,
+        lr_base_batch: args.lr_base_batch,
         memory_budget: args.memory_budget,
         given,
         ..TrainOptions::default()

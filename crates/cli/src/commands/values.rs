@@ -1,6 +1,6 @@
 //! Values of flags that need more than a number or a text.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A path, where the empty text means none.
 pub fn optional_path(text: &str) -> Option<PathBuf> {
@@ -49,6 +49,13 @@ pub fn bytes(text: &str) -> Result<u64, String> {
     if value < 1.0 || value > i64::MAX as f64 { Err(format!("{text} is out of range")) } else { Ok(value as u64) }
 }
 
+/// A path as it can be pasted into a shell.
+pub fn quoted(path: &Path) -> String {
+    let text = path.display().to_string();
+    let plain = |c: char| c.is_alphanumeric() || "/._-+:\\".contains(c);
+    if text.chars().all(plain) { text } else { format!("'{}'", text.replace('\'', r"'\''")) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -61,6 +68,12 @@ mod tests {
         for wrong in ["", "GiB", "10 parsec", "-1", "0", "1e9", "99999999999 GiB", "1..2"] {
             assert!(bytes(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn paths_with_spaces_are_quoted_for_a_shell() {
+        assert_eq!(quoted(Path::new("runs/train/exp2")), "runs/train/exp2");
+        assert_eq!(quoted(Path::new("my runs/it's")), r"'my runs/it'\''s'");
     }
 
     #[test]

@@ -14,6 +14,21 @@ fn a_reader_that_goes_away_is_no_error() {
     assert_eq!(String::from_utf8(output.stderr).unwrap(), "");
 }
 
+/// `/dev/full` is a device of Linux.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_behind_stdout_is_an_error() {
+    let place = Place::new();
+    for args in [["info", "yolov9-t"].as_slice(), &["--help"], &["info", "--help"], &["--version"]] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let mut command = place.command(args);
+        let output = command.stdout(full).stderr(Stdio::piped()).spawn().unwrap().wait_with_output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {stderr}");
+        assert!(stderr.starts_with("error: cannot write to stdout: "), "{args:?}: {stderr}");
+    }
+}
+
 #[test]
 fn colours_appear_only_where_they_are_wanted() {
     let place = Place::new();

@@ -56,3 +56,8 @@ fn the_reference_names_of_a_command_show_the_same_help() {
 fn version() {
     assert_eq!(help(&["--version"]), format!("yolov9 {}\n", env!("CARGO_PKG_VERSION")));
 }
+
+#[test]
+fn convert_weights() {
+    insta::assert_snapshot!(help(&["convert-weights", "--help"]));
+}

@@ -6,5 +6,8 @@ mod end_to_end;
 mod harness;
 mod help;
 mod info;
+#[cfg(unix)]
+mod signals;
 mod train;
 mod usage;
+mod weights;

@@ -3,8 +3,10 @@
 
 mod allocations;
 mod budget;
+mod checkpoints;
 mod common;
 mod forward;
 mod gradients;
 mod threads;
 mod training;
+mod zoo;

@@ -57,17 +57,54 @@ impl Case {
         }
     }
 
-    /// Compares norm and sampled values of the running statistics.
-    fn check_statistics(&self, key: &str, now: &Values, rel: f64) {
+    /// The value of `key` in a row of tensor norms or sums.
+    fn of_row(&self, key: &str, row: usize) -> f64 {
+        self.arrays[key].data[row]
+    }
+
+    /// Compares norm, sum, change and sampled values of the running statistics.
+    fn check_statistics(&self, key: &str, now: &Values, start: &Values, rel: f64) {
         for (row, name) in self.stats.iter().enumerate() {
-            let l2 = now[name].iter().map(|v| v * v).sum::<f64>().sqrt();
+            let l2 = norm(&now[name]);
             let what = format!("{} {key} {name}", self.name);
-            assert_close(&what, &[l2], &[self.arrays[&format!("{key}.l2")].data[row]], 0.0, rel);
+            assert_close(&what, &[l2], &[self.of_row(&format!("{key}.l2"), row)], 0.0, rel);
+            let (sum, root) = (now[name].iter().sum::<f64>(), (now[name].len() as f64).sqrt());
+            assert_close(&what, &[sum], &[self.of_row(&format!("{key}.sum"), row)], rel * l2 * root, 0.0);
+            let change = differences(&now[name], &start[name]);
+            let want = self.of_row(&format!("{key}.change_l2"), row);
+            assert_close(&format!("{what} change"), &[norm(&change)], &[want], rel * l2, 1e-3);
+            for k in 0..3 {
+                let at = self.arrays["stat.idx"].data[3 * row + k] as usize;
+                let want = self.arrays[&format!("{key}.change_val")].data[3 * row + k];
+                assert_close(&format!("{what} change"), &[change[at]], &[want], rel * l2, 1e-3);
+            }
             for k in 0..3 {
                 let at = self.arrays["stat.idx"].data[3 * row + k] as usize;
                 let want = self.arrays[&format!("{key}.val")].data[3 * row + k];
                 let size = l2 / (now[name].len() as f64).sqrt();
                 assert_close(&what, &[now[name][at]], &[want], rel * size, rel);
+            }
+        }
+    }
+
+    /// Compares norm, sum and sampled values of all gradients as exactly as they are stored: in float32.
+    fn check_gradients(&self, gradients: &Values) {
+        for (row, name) in self.params.iter().enumerate().filter(|(r, _)| self.of_row("grad.f32_rel_l2", *r) < 0.01) {
+            let (g, what) = (&gradients[name], format!("{} float64 gradient of {name}", self.name));
+            let l2 = self.of_row("grad.l2", row);
+            let root = (g.len() as f64).sqrt();
+            assert_close(&what, &[norm(g)], &[l2], 0.0, 1e-5);
+            assert_close(
+                &format!("{what}, sum"),
+                &[g.iter().sum()],
+                &[self.of_row("grad.sum", row)],
+                1e-6 * l2 * root,
+                1e-6,
+            );
+            for k in 0..3 {
+                let at = self.arrays["param.idx"].data[3 * row + k] as usize;
+                let want = self.arrays["grad.val"].data[3 * row + k];
+                assert_close(&format!("{what}[{at}]"), &[g[at]], &[want], 1e-5 * l2 / root, 1e-5);
             }
         }
     }
@@ -80,25 +117,41 @@ impl Case {
             if noise > 0.01 {
                 continue;
             }
-            let change: Vec<f64> = now[name].iter().zip(&start[name]).map(|(a, b)| a - b).collect();
-            let l2 = |v: &[f64]| v.iter().map(|x| x * x).sum::<f64>().sqrt();
+            let (change, l2) = (differences(&now[name], &start[name]), norm);
             let want = self.arrays[&format!("{key}.change_l2")].data[row];
             // A change is a difference of float32 values: rounding of the values themselves bounds it from below.
             let rounding = 1e-7 * l2(&now[name]);
             let rel = loose.max(10.0 * noise);
             assert_close(&format!("{} {key} change of {name}", self.name), &[l2(&change)], &[want], rounding, rel);
+            // The values themselves are as exact as their changes, and a sum at worst adds up all errors.
+            let (error, root) = (rel * want + rounding, (change.len() as f64).sqrt());
+            let of_row = |what: &str| [self.of_row(&format!("{key}.{what}"), row)];
+            let what = format!("{} {key} {name}", self.name);
+            assert_close(&format!("{what} norm"), &[l2(&now[name])], &of_row("l2"), error, 0.0);
+            assert_close(&format!("{what} sum"), &[now[name].iter().sum()], &of_row("sum"), error * root, 0.0);
             for k in 0..3 {
                 let at = self.arrays[index].data[3 * row + k] as usize;
                 let want = self.arrays[&format!("{key}.val")].data[3 * row + k];
                 let spread = l2(&change) / (change.len() as f64).sqrt();
                 let what = format!("{} {key} {name}[{at}]", self.name);
                 assert_close(&what, &[now[name][at]], &[want], rel * spread + 1e-7 * want.abs(), 1e-6);
+                let moved = self.arrays[&format!("{key}.change_val")].data[3 * row + k];
+                let bound = rel * spread + 2e-7 * want.abs();
+                assert_close(&format!("{what} change"), &[change[at]], &[moved], bound, rel);
             }
         }
     }
 }
 
 type Values = BTreeMap<String, Vec<f64>>;
+
+fn norm(values: &[f64]) -> f64 {
+    values.iter().map(|v| v * v).sum::<f64>().sqrt()
+}
+
+fn differences(a: &[f64], b: &[f64]) -> Vec<f64> {
+    a.iter().zip(b).map(|(a, b)| a - b).collect()
+}
 
 fn groups(lr: f64) -> [GroupScalars; 3] {
     let group = |weight_decay| GroupScalars { lr, momentum: 0.937, weight_decay };
@@ -165,6 +218,9 @@ fn sgd_steps<T: Runs + From<f32>>(exact: bool) {
                 norm = 2e-2;
             }
             case.check_losses(index, &step.run(), loss);
+            if index == 0 && exact {
+                case.check_gradients(&step.named(Region::Gradients, Region::Buffers));
+            }
             let report = step.executor.commit(&commit(OptimizerKind::Sgd, 0.01, index as u64 + 1)).expect("commits");
             let want = case.json["losses"][index]["grad_norm_before_clip"].as_f64().expect("a norm");
             assert!(report.applied);
@@ -175,8 +231,8 @@ fn sgd_steps<T: Runs + From<f32>>(exact: bool) {
             if index == 0 || (index == 2 && exact) {
                 case.check_rows(&format!("sgd{number}"), &case.params, "param.idx", &now, &start, loose);
                 case.check_rows(&format!("ema{number}"), &case.params, "param.idx", &average, &start, loose);
-                case.check_statistics(&format!("stat{number}"), &now, 1e-5);
-                case.check_statistics(&format!("statema{number}"), &average, 1e-5);
+                case.check_statistics(&format!("stat{number}"), &now, &start, 1e-5);
+                case.check_statistics(&format!("statema{number}"), &average, &start, 1e-5);
             }
         }
     }
@@ -320,6 +376,9 @@ fn assignments_and_head_maps_agree() {
                 Assignment { owner: &mut owner, score: &mut score },
             );
             let want = |what: &str| &case.arrays[&format!("{}_{what}", branch.name)].data;
+            let marked = want("fg_mask").iter().sum::<f64>();
+            let counted = case.json["losses"][0][format!("{}_foreground_anchors", branch.name)].as_f64();
+            assert_eq!(Some(marked), counted, "{name}: the fixture's own count");
             let mut foreground = 0;
             for at in 0..SHAPE[0] * anchors {
                 let expected = want("target_score")[at];
@@ -327,6 +386,7 @@ fn assignments_and_head_maps_agree() {
                 assert_close(&what, &[f64::from(score[at])], &[expected], 1e-5, 1e-3);
                 if expected > 0.0 {
                     foreground += 1;
+                    assert_eq!(want("fg_mask")[at], 1.0, "{what}");
                     let image = at / anchors;
                     let index = (targets.offsets[image] + owner[at]) as usize;
                     assert_eq!(f64::from(targets.classes[index]), want("target_label")[at], "{what}: class");

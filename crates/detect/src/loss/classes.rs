@@ -15,7 +15,7 @@ pub(super) struct ClassLoss<T> {
     pub positive_weight: T,
     /// 0: no focal modulation.
     pub gamma: T,
-    /// Target t becomes t * (1 - smoothing) + smoothing / 2.
+    /// Label smoothing of anchors with an object, see [`super::LossConfig::label_smoothing`].
     pub smoothing: T,
 }
 
@@ -23,7 +23,6 @@ impl<T: Real> ClassLoss<T> {
     /// Loss of one logit against a target in [0, 1], and its derivative.
     pub fn term(&self, logit: T, target: T) -> (T, T) {
         let one = T::one();
-        let target = target * (one - self.smoothing) + self.smoothing * T::of(0.5);
         let (softplus, p) = logit.softplus_sigmoid();
         let (softplus_negative, q) = (-logit).softplus_sigmoid();
         let positive = self.positive_weight * target;
@@ -44,15 +43,15 @@ impl<T: Real> ClassLoss<T> {
         (balance * loss * modulation, balance * (slope * modulation + loss * modulation_slope))
     }
 
-    /// True when a class without an object costs just ln(1 + exp(x)).
+    /// True when a class of target 0 costs just ln(1 + exp(x)).
     fn is_plain(&self) -> bool {
-        self.gamma == T::zero() && self.smoothing == T::zero()
+        self.gamma == T::zero()
     }
 
     /// Sum over the logits of an anchor without an object; writes `scale` times the gradient when asked.
     pub fn background(&self, logits: &[T], scale: T, gradient: Option<&mut [T]>) -> T {
         match gradient {
-            _ if !self.is_plain() => self.general(logits, None, scale, gradient),
+            _ if !self.is_plain() => self.general(logits, |_| T::zero(), scale, gradient),
             Some(gradient) => softplus_sum_with_gradient(logits, scale, gradient),
             None => softplus_sum(logits),
         }
@@ -60,11 +59,13 @@ impl<T: Real> ClassLoss<T> {
 
     /// Sum over the logits of an anchor whose class `object.0` has the target score `object.1`.
     pub fn foreground(&self, logits: &[T], object: (usize, T), scale: T, mut gradient: Option<&mut [T]>) -> T {
-        if !self.is_plain() {
-            return self.general(logits, Some(object), scale, gradient);
+        let (class, target) = object;
+        if !self.is_plain() || self.smoothing != T::zero() {
+            let others = target * self.smoothing * T::of(0.5);
+            let own = target - others;
+            return self.general(logits, |c| if c == class { own } else { others }, scale, gradient);
         }
         // The other classes are background: those before it, then those after it.
-        let (class, target) = object;
         let (loss, slope) = self.term(logits[class], target);
         let before = self.background(&logits[..class], scale, gradient.as_deref_mut().map(|g| &mut g[..class]));
         let after = self.background(&logits[class + 1..], scale, gradient.as_deref_mut().map(|g| &mut g[class + 1..]));
@@ -74,11 +75,10 @@ impl<T: Real> ClassLoss<T> {
         before + loss + after
     }
 
-    fn general(&self, logits: &[T], object: Option<(usize, T)>, scale: T, mut gradient: Option<&mut [T]>) -> T {
+    fn general(&self, logits: &[T], target: impl Fn(usize) -> T, scale: T, mut gradient: Option<&mut [T]>) -> T {
         let mut sum = T::zero();
         for (class, &logit) in logits.iter().enumerate() {
-            let target = object.filter(|o| o.0 == class).map_or(T::zero(), |o| o.1);
-            let (loss, slope) = self.term(logit, target);
+            let (loss, slope) = self.term(logit, target(class));
             sum = sum + loss;
             if let Some(gradient) = gradient.as_deref_mut() {
                 gradient[class] = slope * scale;

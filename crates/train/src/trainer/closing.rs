@@ -19,6 +19,16 @@ impl Run {
         evaluation: Option<Evaluation>,
         observer: &mut dyn Observer,
     ) -> Result<bool, TrainError> {
+        self.keep_epoch(at, tensors, evaluation, observer).map_err(|e| self.while_saving(e))
+    }
+
+    fn keep_epoch(
+        &mut self,
+        at: &Iteration,
+        tensors: RunTensors,
+        evaluation: Option<Evaluation>,
+        observer: &mut dyn Observer,
+    ) -> Result<bool, TrainError> {
         let epoch = self.state.epoch;
         let train_losses = self.state.loss_sums.map(|sum| sum / self.work.batches() as f64);
         let metrics = evaluation.as_ref().map(|e| e.metrics).unwrap_or_default();
@@ -41,6 +51,9 @@ impl Run {
                     "the validation loss of epoch {epoch} is not finite: the run is diverging; a lower lr0 may help"
                 ));
             }
+            if self.state.options.image_weights {
+                self.state.class_maps = evaluation.class_maps(self.names.len());
+            }
             improved = self.state.stopping.note(epoch, evaluation.fitness);
             if improved {
                 self.state.best = Some(evaluation.metrics);
@@ -49,19 +62,21 @@ impl Run {
         let patience = self.state.options.patience;
         let stops = evaluation.is_some() && self.state.stopping.stops(epoch, patience);
         (self.state.epoch, self.state.batch, self.state.loss_sums) = (epoch + 1, 0, [0.0; 3]);
+        self.state.stopped_early = stops && self.state.epoch < self.work.epochs;
         let ends = stops || self.state.epoch == self.work.epochs;
         if improved {
             self.unsaved_best = Some(tensors.ema.clone());
         }
         if !self.state.options.nosave || ends {
-            // The best first: were the run killed in between, the older last would do this epoch again.
+            // The state last: were the run killed in between, the older one would do this epoch again with all its files.
             self.save_best()?;
-            checkpoint::save_last(&self.last(), &self.model, &self.names, &self.state, &tensors)?;
             let period = usize::try_from(self.state.options.save_period).unwrap_or(0);
             if period > 0 && epoch.is_multiple_of(period) {
                 let path = self.folder.join("weights").join(format!("epoch{epoch}.safetensors"));
                 checkpoint::save_weights(&path, &self.model, &self.names, &self.state, epoch + 1, &tensors.ema)?;
             }
+            checkpoint::save_last(&self.last(), &self.model, &self.names, &self.state, tensors)?;
+            self.wrote_last = true;
         }
         if stops {
             observer.info(&format!(
@@ -83,10 +98,22 @@ impl Run {
     }
 
     pub(super) fn interrupted(&mut self) -> Result<TrainSummary, TrainError> {
-        self.save_best()?;
         let tensors = self.tensors()?;
-        checkpoint::save_last(&self.last(), &self.model, &self.names, &self.state, &tensors)?;
+        self.save_best()
+            .and_then(|()| checkpoint::save_last(&self.last(), &self.model, &self.names, &self.state, tensors))
+            .map_err(|e| self.while_saving(e))?;
+        self.wrote_last = true;
         Ok(self.summary(TrainEnd::Interrupted))
+    }
+
+    /// What the disk refused, with what is left of the run.
+    fn while_saving(&self, error: TrainError) -> TrainError {
+        let (path, source) = match error {
+            TrainError::Model(model::ModelError::Io { path, source }) => (path, source),
+            TrainError::Report(report::Error::Io { path, source, .. }) => (path, source),
+            other => return other,
+        };
+        TrainError::Save { path, source, kept: Some(self.last()).filter(|last| self.wrote_last && last.is_file()) }
     }
 
     /// The best weights once more, with the table of classes and pictures.
@@ -120,7 +147,7 @@ impl Run {
         TrainSummary {
             folder: self.folder.clone(),
             last: there(self.last()),
-            best: there(self.best()),
+            best: there(self.best()).filter(|_| self.state.stopping.seen),
             epochs: self.state.epoch,
             end,
             metrics: self.state.best,

@@ -2,7 +2,7 @@
 
 use report::draw::Canvas;
 use std::path::{Path, PathBuf};
-use train::{Observer, Progress, TrainOptions};
+use train::{Observer, Progress, TrainOptions, Workers};
 
 /// Writes `train` and `val` pictures of 72x56 with one coloured rectangle each, and the data YAML; returns its path.
 pub fn data_set(folder: &Path, train: usize, val: usize) -> PathBuf {
@@ -61,7 +61,7 @@ pub fn tiny(folder: &Path, data: &Path, name: &str) -> TrainOptions {
         epochs: 2,
         batch_size: 3,
         imgsz: 64,
-        workers: 2,
+        workers: Workers::Count(2),
         project: folder.join("runs"),
         name: name.to_owned(),
         close_mosaic: 1,
@@ -71,11 +71,14 @@ pub fn tiny(folder: &Path, data: &Path, name: &str) -> TrainOptions {
 }
 
 /// Remembers lines, and stops after some training batches.
+#[allow(dead_code, reason = "not every binary of tests needs it")]
 #[derive(Default)]
 pub struct Memory {
     pub lines: Vec<String>,
     pub warnings: Vec<String>,
     pub batches: usize,
+    /// Side of the network input of each batch, and the bytes that were taken then.
+    pub sides: Vec<(usize, u64)>,
     pub stop_after: Option<usize>,
 }
 
@@ -89,7 +92,10 @@ impl Observer for Memory {
     }
 
     fn progress(&mut self, progress: &Progress) {
-        self.batches += usize::from(matches!(progress, Progress::Train(_)));
+        if let Progress::Train(train) = progress {
+            self.batches += 1;
+            self.sides.push((train.image_size, train.memory));
+        }
     }
 
     fn should_stop(&self) -> bool {

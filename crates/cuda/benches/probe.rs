@@ -4,8 +4,9 @@
 //! `cargo bench -p yolov9-cuda --bench probe`. Bounds: FLOPs at 600 TFLOP/s or bytes at 3.6 TB/s (one H200), the
 //! larger. Times are medians of 15 replays of a graph of ten calls each.
 
+use cuda::Format;
 use cuda::cublaslt::CublasLt;
-use cuda::cudnn::{Convolution, Cudnn, Format, Pass, Shape, usable};
+use cuda::cudnn::{Convolution, Cudnn, Pass, Shape, usable};
 use cuda::libraries::{self, Library};
 use cuda::{CudaError, Result};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, PushKernelArg, sys};

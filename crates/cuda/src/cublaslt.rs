@@ -1,6 +1,7 @@
 //! Pointwise convolutions as matrix products of cuBLASLt. A pixel is a row; a channel range is a leading dimension.
 
-use crate::cudnn::{Format, Pass, Shape};
+use crate::Format;
+use crate::cudnn::{Pass, Shape};
 use crate::error::{CudaError, Result};
 use crate::libraries::{Library, load};
 use cudarc::cublaslt::{result, sys};

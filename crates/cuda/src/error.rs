@@ -9,6 +9,12 @@ pub type Result<T> = std::result::Result<T, CudaError>;
 pub enum CudaError {
     #[error("{library} is not there: {looked}\n  hint: {hint}")]
     Missing { library: &'static str, looked: String, hint: String },
+    #[error("there is no card {ordinal}: the driver shows {count}")]
+    NoCard { ordinal: usize, count: usize },
+    #[error("no memory for {bytes} bytes on the card, {free} are free")]
+    Memory { bytes: u64, free: u64 },
+    #[error("{bytes} bytes from {offset} on lie beyond a buffer of {have}")]
+    Range { offset: usize, bytes: usize, have: usize },
     #[error("CUDA driver: {0}")]
     Driver(#[from] cudarc::driver::DriverError),
     #[error("cuDNN: {0}")]

@@ -2,7 +2,11 @@
 
 pub mod cublaslt;
 pub mod cudnn;
+mod device;
 mod error;
 pub mod libraries;
+mod view;
 
+pub use device::{Buffer, Gpu, Properties};
 pub use error::{CudaError, Result};
+pub use view::{Format, View};

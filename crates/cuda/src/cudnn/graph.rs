@@ -1,6 +1,7 @@
 //! cuDNN's graph interface: a convolution with any strides, the engines that serve it, and what they promise.
 
-use super::{Format, Pass, Shape};
+use super::{Pass, Shape};
+use crate::Format;
 use crate::error::{CudaError, Result};
 use cudarc::cudnn::sys::{
     self, cudnnBackendAttributeName_t as Attribute, cudnnBackendAttributeType_t as Type,

@@ -4,20 +4,13 @@ mod graph;
 
 pub use graph::{Formats, Plan};
 
+use crate::Format;
 use crate::error::{CudaError, Result};
 use crate::libraries::{Library, load};
 use cudarc::cudnn::{result, sys};
 use cudarc::driver::CudaStream;
 use std::ffi::c_void;
 use std::sync::Arc;
-
-/// Number format of operands in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Format {
-    F32,
-    F16,
-    Bf16,
-}
 
 impl Format {
     fn sys(self) -> sys::cudnnDataType_t {
@@ -26,10 +19,6 @@ impl Format {
             Self::F16 => sys::cudnnDataType_t::CUDNN_DATA_HALF,
             Self::Bf16 => sys::cudnnDataType_t::CUDNN_DATA_BFLOAT16,
         }
-    }
-
-    pub fn bytes(self) -> usize {
-        if self == Self::F32 { 4 } else { 2 }
     }
 }
 

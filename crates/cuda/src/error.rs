@@ -17,6 +17,10 @@ pub enum CudaError {
     Range { offset: usize, bytes: usize, have: usize },
     #[error("CUDA driver: {0}")]
     Driver(#[from] cudarc::driver::DriverError),
+    #[error("NVRTC: {0}")]
+    Nvrtc(#[from] cudarc::nvrtc::result::NvrtcError),
+    #[error("{source_name} does not compile for {architecture}:\n{log}")]
+    Compile { source_name: &'static str, architecture: String, log: String },
     #[error("cuDNN: {0}")]
     Cudnn(#[from] cudarc::cudnn::CudnnError),
     #[error("cuBLASLt: {0}")]

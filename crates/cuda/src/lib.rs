@@ -4,6 +4,7 @@ pub mod cublaslt;
 pub mod cudnn;
 mod device;
 mod error;
+pub mod kernels;
 pub mod libraries;
 mod view;
 

@@ -1,0 +1,17 @@
+//! Every kernel compiles for every architecture that is served. Needs NVRTC and no card.
+
+use cuda::kernels::{compiler, sources};
+
+#[test]
+fn every_kernel_compiles_for_every_architecture() {
+    if let Err(missing) = compiler::version() {
+        eprintln!("skipped: {missing}");
+        return;
+    }
+    for architecture in ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_120"] {
+        for source in sources() {
+            let code = compiler::compile(source, architecture).unwrap_or_else(|e| panic!("{e}"));
+            assert_eq!(code[..4], *b"\x7fELF", "{} for {architecture}", source.name);
+        }
+    }
+}

@@ -67,7 +67,7 @@ impl CompileOptions {
 pub fn compile(mut graph: Graph, backend: &dyn Backend, options: &CompileOptions) -> Result<Plan, GraphError> {
     fuse::run(&mut graph, options.training);
     ranges::run(&mut graph);
-    channels::infer(&mut graph)?;
+    channels::infer(&mut graph, |channels| backend.padded(channels))?;
     if options.training {
         push_running_stats(&mut graph, options);
     }

@@ -10,6 +10,12 @@ use std::sync::Arc;
 
 /// What compiling must know about a device.
 pub trait Backend {
+    /// Channels that so many take in memory, padding included: a multiple of [`crate::CHANNEL_ALIGN`]. More than the
+    /// least one where the device's convolutions are faster for it.
+    fn padded(&self, channels: usize) -> usize {
+        crate::channels::aligned(channels)
+    }
+
     /// Scratch bytes of one op, by shapes alone.
     fn workspace(&self, op: &Op, graph: &Graph, precision: Precision) -> u64;
 }

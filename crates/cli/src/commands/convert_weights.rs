@@ -4,7 +4,7 @@ use super::values;
 use crate::console::{Console, out};
 use crate::failure::Failure;
 use clap::Args;
-use model::ConvertOptions;
+use model::{ConvertOptions, Model};
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, Args)]
@@ -78,7 +78,11 @@ pub fn run(args: ConvertArgs) -> Result<(), Failure> {
     let form = if converted.meta.folded { ", folded" } else { "" };
     out(&format!("{model}, {nc} classes, {tensors} tensors{form}: {branch}"));
     if format == Format::Torch {
-        out(&format!("a state dict says nothing about its model: to use it here, add --cfg {model}"));
+        let use_it = match Model::load(model, None).is_ok() {
+            true => format!("add --cfg {model}"),
+            false => "write .safetensors instead, which holds the description".to_owned(),
+        };
+        out(&format!("a state dict says nothing about its model: to use it here, {use_it}"));
     }
     out(&format!("Results saved to {}", output.display()));
     Ok(())

@@ -44,8 +44,13 @@ pub fn run(args: &InfoArgs) -> Result<(), Failure> {
 
 fn load(args: &InfoArgs) -> Result<Model, Failure> {
     let path = Path::new(&args.model);
-    let yaml = path.extension().is_some_and(|e| e == "yaml" || e == "yml");
-    if yaml || !path.is_file() {
+    let suffix = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
+    let weights = match suffix {
+        "yaml" | "yml" => false,
+        "safetensors" | "pt" | "pth" => true,
+        _ => path.is_file(),
+    };
+    if !weights {
         return Ok(Model::load(&args.model, args.nc)?);
     }
     if args.nc.is_some() {

@@ -104,6 +104,8 @@ pub struct Product {
 
 // SAFETY: descriptors may be used from any thread; nothing changes them once they are set.
 unsafe impl Send for Product {}
+// SAFETY: as above.
+unsafe impl Sync for Product {}
 
 /// A column-major matrix, or as many as there are groups.
 struct Matrix {
@@ -256,15 +258,19 @@ impl CublasLt {
             number(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &ALIGNMENT),
             number(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &ALIGNMENT),
         ];
-        let none =
-            Found { algo: sys::cublasLtMatmulAlgo_t { data: [0; 8] }, workspace: 0, state: 1, waves: 0.0, reserved: [0; 4] };
+        let none = Found {
+            algo: sys::cublasLtMatmulAlgo_t { data: [0; 8] },
+            workspace: 0,
+            state: 1,
+            waves: 0.0,
+            reserved: [0; 4],
+        };
         let mut found = vec![none; count];
         let (mut got, most) = (0, i32::try_from(count).unwrap_or(i32::MAX));
         let Product { desc, a, b, d, .. } = *product;
         let get = api.cublasLtMatmulAlgoGetHeuristic;
         // SAFETY: descriptors of our own, an array with room for the number asked for.
-        let status =
-            unsafe { get(self.handle, desc, a, b, d, d, preference, most, found.as_mut_ptr(), &mut got) };
+        let status = unsafe { get(self.handle, desc, a, b, d, d, preference, most, found.as_mut_ptr(), &mut got) };
         // SAFETY: made above and destroyed once. Nothing can be done about a failure.
         let _ = unsafe { (api.cublasLtMatmulPreferenceDestroy)(preference) };
         for code in statuses {
@@ -348,5 +354,19 @@ impl Drop for Product {
                 let _ = (self.api.cublasLtMatmulDescDestroy)(self.desc);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_installed_library_has_every_function() {
+        if let Err(missing) = libraries::load(Library::CublasLt) {
+            println!("skipped: {missing}");
+            return;
+        }
+        assert!(Api::get().is_ok(), "{:?}", Api::get().err());
     }
 }

@@ -161,7 +161,7 @@ pub(crate) unsafe fn symbol<F: Copy>(library: Library, name: &str) -> Result<F> 
     let Some(entry) = loaded.get(&library) else { return Err(missing(library, "it was not loaded".to_owned())) };
     // SAFETY: the caller's promise on the type; the library stays loaded until the process ends.
     let found = unsafe { entry.handle.get::<F>(name.as_bytes()) };
-    found.map(|symbol| *symbol).map_err(|reason| missing(library, reason.to_string()))
+    found.map(|symbol| *symbol).map_err(|error| missing(library, reason(&error)))
 }
 
 /// Declares the functions of a library that are used. `get` looks them up when it is first called.
@@ -198,13 +198,18 @@ fn open(path: &Path) -> std::result::Result<libloading::Library, String> {
     // SAFETY: the initialisers of NVIDIA's libraries have no preconditions; the handle is kept until the process ends,
     // so no symbol outlives its library.
     let handle = unsafe { Handle::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
-    handle.map(Into::into).map_err(|e| e.to_string())
+    handle.map(Into::into).map_err(|e| reason(&e))
 }
 
 #[cfg(not(unix))]
 fn open(path: &Path) -> std::result::Result<libloading::Library, String> {
     // SAFETY: as on Unix.
-    unsafe { libloading::Library::new(path) }.map_err(|e| e.to_string())
+    unsafe { libloading::Library::new(path) }.map_err(|e| reason(&e))
+}
+
+/// What the loader says, which is the error's source.
+fn reason(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 /// Path of a library's file as the system has mapped it; `None` while it is not loaded.
@@ -235,9 +240,7 @@ pub struct Version {
 ///
 /// A library that is missing has its error instead.
 pub fn versions() -> Vec<(Library, Result<Version>)> {
-    let version_of = |library| {
-        version(library).map(|version| Version { library, version, path: mapped(library) })
-    };
+    let version_of = |library| version(library).map(|version| Version { library, version, path: mapped(library) });
     Library::ALL.into_iter().map(|library| (library, version_of(library))).collect()
 }
 

@@ -24,7 +24,8 @@ fn parts_of_cudnn_come_from_its_own_folder() {
         println!("skipped: {missing}");
         return;
     }
-    let Some(folder) = libraries::mapped(Library::Cudnn).and_then(|p| p.parent().map(std::path::Path::to_path_buf)) else {
+    let Some(folder) = libraries::mapped(Library::Cudnn).and_then(|p| p.parent().map(std::path::Path::to_path_buf))
+    else {
         println!("skipped: the system does not say what it has mapped");
         return;
     };

@@ -101,7 +101,32 @@ impl Convolutions {
         self.prepared.get(id.0).map(|p| p.1.name.as_str())
     }
 
-    fn key(&self, request: &Request) -> String {
+    /// Names of the ways that serve a request, our own direct kernel last.
+    pub fn ways(&self, request: &Request) -> Vec<String> {
+        match serve(request) {
+            _ if request.check().is_err() => Vec::new(),
+            Server::Own(kernel) => vec![kernel.name().to_owned()],
+            _ => (0..STAGES).flat_map(|stage| self.libraries.ways(request, stage)).map(|way| way.name).collect(),
+        }
+    }
+
+    /// Prepares a request in one of its [`Self::ways`], beside what else serves it: for tests and benches.
+    ///
+    /// # Errors
+    /// As [`Self::prepare`]; no way of that name.
+    pub fn prepare_as(&mut self, request: Request, way: &str) -> Result<ConvId> {
+        request.check()?;
+        self.libraries.gpu.context().bind_to_thread()?;
+        let found = match serve(&request) {
+            Server::Own(kernel) => Way::own(kernel, &self.libraries.gpu, &request)?,
+            _ => self.first(&request, |found| found.name == way)?,
+        };
+        self.prepared.push((request, found));
+        Ok(ConvId(self.prepared.len() - 1))
+    }
+
+    /// The name by which a choice for a request is kept.
+    pub fn key(&self, request: &Request) -> String {
         format!("{}: {request}", self.home)
     }
 
@@ -184,7 +209,10 @@ impl Convolutions {
     /// The places are device memory of the request's extents and formats, and overlap in no byte that is written.
     pub unsafe fn run(&self, id: ConvId, places: Places) -> Result<()> {
         let Some((request, way)) = self.prepared.get(id.0) else {
-            return Err(CudaError::NoAlgorithm { library: "another card", what: "a request prepared elsewhere".into() });
+            return Err(CudaError::NoAlgorithm {
+                library: "another card",
+                what: "a request prepared elsewhere".into(),
+            });
         };
         // SAFETY: the caller's promise; the way was made for the request.
         unsafe { self.libraries.run(request, way, &places) }

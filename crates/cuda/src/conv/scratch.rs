@@ -53,11 +53,8 @@ impl Scratch {
         let w = (request.pass == Pass::Weight).then(|| part(s.weights()));
         // Float32 without tensor cores, and channels that no tensor core takes, may be laid out anew by the library.
         let exact = request.format == Format::F32 && !request.tf32;
-        let copies = if exact || !s.groups_are_aligned() {
-            ((x + y + s.weights()) * request.format.bytes()) as u64
-        } else {
-            0
-        };
+        let copies =
+            if exact || !s.groups_are_aligned() { ((x + y + s.weights()) * request.format.bytes()) as u64 } else { 0 };
         let library_bytes = (library_workspace(request) + copies).next_multiple_of(256);
         Self { x: packed_x, y: packed_y, w, library: total, library_bytes, total: total + library_bytes }
     }
@@ -113,7 +110,8 @@ impl Kernels {
             let name = format!("copy_{}_{}", from.name(), to.name());
             copies.push(((from, to), [module.function(&name)?, module.function(&format!("{name}_unaligned"))?]));
         }
-        let fill = |format: Format| Ok::<_, crate::CudaError>((format, module.function(&format!("fill_{}", format.name()))?));
+        let fill =
+            |format: Format| Ok::<_, crate::CudaError>((format, module.function(&format!("fill_{}", format.name()))?));
         let fills = [fill(F32)?, fill(F16)?, fill(Bf16)?];
         Ok(Self { copies, fills })
     }

@@ -97,7 +97,8 @@ mod tests {
 
     #[test]
     fn padding_is_small() {
-        let expected = [(1, 8), (20, 24), (60, 64), (90, 96), (120, 120), (129, 136), (180, 192), (240, 256), (360, 384)];
+        let expected =
+            [(1, 8), (20, 24), (60, 64), (90, 96), (120, 120), (129, 136), (180, 192), (240, 256), (360, 384)];
         for (channels, physical) in expected {
             assert_eq!(padded(channels), physical, "{channels} channels");
         }

@@ -157,7 +157,9 @@ mod tests {
     fn damaged_and_foreign_files_count_as_empty() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("tuning.json");
-        for text in ["", "{\"version\": 1, \"choices\": {\"a\": \"b\"", "[1]", "{\"version\": 2, \"choices\": {\"a\": \"b\"}}"] {
+        for text in
+            ["", "{\"version\": 1, \"choices\": {\"a\": \"b\"", "[1]", "{\"version\": 2, \"choices\": {\"a\": \"b\"}}"]
+        {
             std::fs::write(&path, text).expect("a file");
             let mut tuning = Tuning::open(Some(path.clone()));
             assert_eq!(tuning.get("a"), None, "{text}");

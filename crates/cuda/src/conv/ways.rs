@@ -201,7 +201,8 @@ impl Libraries {
                 Pass::Forward => self.kernels.copy(y_pixels, s.outputs, y_rows, y_range(request.output), request.add),
                 Pass::Data => self.kernels.copy(x_pixels, s.inputs, x_rows, x_range, request.add),
                 Pass::Weight => {
-                    let (from, to) = (packed(w, s.weights()), Rows { at: places.w, format: Format::F32, pitch: s.weights() });
+                    let (from, to) =
+                        (packed(w, s.weights()), Rows { at: places.w, format: Format::F32, pitch: s.weights() });
                     self.kernels.copy(1, s.weights(), from, to, request.add)
                 }
             }

@@ -86,3 +86,17 @@ impl Api {
         Err(CudaError::Cudnn { call, code, message: message.to_string_lossy().into_owned() })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_installed_library_has_every_function() {
+        if let Err(missing) = crate::libraries::load(Library::Cudnn) {
+            println!("skipped: {missing}");
+            return;
+        }
+        assert!(Api::get().is_ok(), "{:?}", Api::get().err());
+    }
+}

@@ -96,13 +96,7 @@ pub struct Plan {
 /// Number formats of x, w and y of a pass.
 pub type Formats = [Format; 3];
 
-fn tensor(
-    api: &'static Api,
-    id: i64,
-    format: Format,
-    dims: [usize; 4],
-    strides: [usize; 4],
-) -> Result<Descriptor> {
+fn tensor(api: &'static Api, id: i64, format: Format, dims: [usize; 4], strides: [usize; 4]) -> Result<Descriptor> {
     const ALIGNMENT: i64 = 16;
     let made = Descriptor::new(api, Kind::CUDNN_BACKEND_TENSOR_DESCRIPTOR)?;
     let wide = |v: [usize; 4]| v.map(|v| v as i64);

@@ -30,6 +30,8 @@ pub struct Convolution {
 
 // SAFETY: descriptors may be used from any thread; nothing changes them once they are set.
 unsafe impl Send for Convolution {}
+// SAFETY: as above.
+unsafe impl Sync for Convolution {}
 
 impl Convolution {
     pub(super) fn new(api: &'static Api, s: Shape, format: Format, tf32: bool) -> Result<Self> {

@@ -203,8 +203,11 @@ mod tests {
         for name in ["conda/lib", "cuda/lib64", "first"] {
             fs::create_dir_all(root.join(name)).expect("a folder");
         }
-        let set =
-            [("CONDA_PREFIX", root.join("conda")), ("CUDA_HOME", root.join("cuda")), ("LD_LIBRARY_PATH", root.join("first"))];
+        let set = [
+            ("CONDA_PREFIX", root.join("conda")),
+            ("CUDA_HOME", root.join("cuda")),
+            ("LD_LIBRARY_PATH", root.join("first")),
+        ];
         assert_eq!(search(&root, &set), [root.join("first"), root.join("conda/lib"), root.join("cuda/lib64")]);
     }
 

@@ -1,5 +1,4 @@
-//! Every convolution of a model's training step, by whom it is served, against its bound. Needs a GPU; without one it
-//! says so and ends.
+//! Every convolution of a model's training step, by whom it is served, against its bound. Without a GPU, all but times.
 //!
 //! `cargo bench -p yolov9-cuda --bench convs`. MODELS (yolov9-t,yolov9-s,yolov9-m), BATCH (64) and IMG (640) choose the
 //! steps, FORMAT (bf16) the precision; JSON names a file for all rows. Bounds: FLOPs at 600 TFLOP/s or bytes at 3.6 TB/s
@@ -216,25 +215,25 @@ fn reasons(batch: usize, format: Format) -> Vec<(Request, usize)> {
     shapes.into_iter().flat_map(all).collect()
 }
 
-fn run() -> Result<(), CudaError> {
-    if Gpu::count() == 0 {
-        println!("skipped: no NVIDIA GPU");
-        return Ok(());
+/// Requests without times, for machines without a card.
+fn list(title: &str, requests: &[(Request, usize)]) {
+    println!("\n{title}\n{:<58} {:>5} {:<9} {:>9} {:>8}", "", "count", "served by", "MiB", "bound");
+    let mut total = 0.0;
+    for (request, count) in requests {
+        let (least, server) = (bound(request), serve(request).name());
+        let space = workspace(request) as f64 / f64::from(1 << 20);
+        println!("{:<58} {count:>5} {server:<9} {space:>9.1} {least:>8.4}", request.to_string());
+        total += *count as f64 * least;
     }
+    println!("{} requests, bound {total:.2} ms", requests.iter().map(|r| r.1).sum::<usize>());
+}
+
+fn run() -> Result<(), CudaError> {
     let (format, precision) = match &*setting("FORMAT", "bf16".to_owned()) {
         "f16" => (Format::F16, Precision::F16),
         "f32" => (Format::F32, Precision::F32),
         _ => (Format::Bf16, Precision::BF16),
     };
-    let gpu = Gpu::open(0)?;
-    let mut convolutions = Convolutions::new(&gpu, None)?;
-    println!("{}, {}", gpu.properties().name, format.name());
-    for (library, version) in libraries::versions() {
-        match version {
-            Ok(v) => println!("{:<16} {:<10} {}", library.name(), v.version, v.path.unwrap_or_default().display()),
-            Err(missing) => println!("{:<16} {missing}", library.name()),
-        }
-    }
     let (batch, side) = (setting("BATCH", 64), setting("IMG", 640));
     let mut lists = Vec::new();
     for name in setting("MODELS", "yolov9-t,yolov9-s,yolov9-m".to_owned()).split(',') {
@@ -244,6 +243,20 @@ fn run() -> Result<(), CudaError> {
         }
     }
     lists.push((format!("channel ranges and padding, batch {batch}"), reasons(batch, format)));
+    if Gpu::count() == 0 {
+        println!("skipped: no NVIDIA GPU");
+        lists.iter().for_each(|(title, requests)| list(title, requests));
+        return Ok(());
+    }
+    let gpu = Gpu::open(0)?;
+    let mut convolutions = Convolutions::new(&gpu, None)?;
+    println!("{}, {}", gpu.properties().name, format.name());
+    for (library, version) in libraries::versions() {
+        match version {
+            Ok(v) => println!("{:<16} {:<10} {}", library.name(), v.version, v.path.unwrap_or_default().display()),
+            Err(missing) => println!("{:<16} {missing}", library.name()),
+        }
+    }
     let (pool, mut rows) = (Pool::new(&gpu, &lists)?, Vec::new());
     for (title, requests) in &lists {
         table(&gpu, &pool, &mut convolutions, title, requests, &mut rows)?;

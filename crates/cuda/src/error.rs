@@ -17,8 +17,8 @@ pub enum CudaError {
     Range { offset: usize, bytes: usize, have: usize },
     #[error("CUDA driver: {0}")]
     Driver(#[from] cudarc::driver::DriverError),
-    #[error("NVRTC: {0}")]
-    Nvrtc(#[from] cudarc::nvrtc::result::NvrtcError),
+    #[error("NVRTC: result {code} from {call}")]
+    Nvrtc { call: &'static str, code: u32 },
     #[error("{source_name} does not compile for {architecture}:\n{log}")]
     Compile { source_name: &'static str, architecture: String, log: String },
     #[error("cuDNN: {message} ({code}) from {call}")]

@@ -16,13 +16,13 @@ pub trait OwnConv: Debug + Sync {
     /// True where it is the best that there is for a request.
     fn serves(&self, request: &Request) -> bool;
 
-    /// Bytes of scratch, zero or more, aligned to 256 bytes.
+    /// Bytes of scratch, zero or more, whose place is aligned to 256 bytes.
     fn workspace(&self, request: &Request) -> u64;
 
     /// Loads its kernels for a request that it serves.
     ///
     /// # Errors
-    /// No NVRTC, or what the driver says.
+    /// A card that they do not run on, which the library then serves; no NVRTC, or what the driver says.
     fn prepare(&self, gpu: &Gpu, request: &Request) -> Result<Box<dyn OwnPass>>;
 }
 

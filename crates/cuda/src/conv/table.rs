@@ -30,11 +30,19 @@ impl Server {
 ///   0.045 / 0.047 / 0.093 (bound 0.015), 32@160 0.147 / 0.147 / 0.27, 48@40 0.066 / 0.030 / 0.043.
 const OWN: &[&dyn OwnConv] = &[];
 
-/// Who serves a request: by its extents and formats alone.
+/// Who serves a request: by its extents and formats alone. Where our own kernel does, tuning asks the library too, and
+/// the library serves cards that the kernel does not run on.
 pub fn serve(request: &Request) -> Server {
-    if let Some(&kernel) = OWN.iter().find(|kernel| kernel.serves(request)) {
-        return Server::Own(kernel);
-    }
+    own(request).map_or_else(|| library(request), Server::Own)
+}
+
+/// Our own kernel for a request, if any.
+pub(super) fn own(request: &Request) -> Option<&'static dyn OwnConv> {
+    OWN.iter().copied().find(|kernel| kernel.serves(request))
+}
+
+/// The library for a request.
+pub(super) fn library(request: &Request) -> Server {
     // Pointwise products: at the bound from 32 channels up, with any pitch, with float32 results from half operands,
     // and with the weight gradient added to float32 at no cost. cuDNN reaches none of the three. Groups are a batch of
     // products whose rows interleave, for which channels of a group must start at 16 bytes.
@@ -50,13 +58,11 @@ pub fn serve(request: &Request) -> Server {
 /// Most bytes of workspace that a library may take, beside packed copies.
 pub(super) fn library_workspace(request: &Request) -> u64 {
     const MIB: u64 = 1 << 20;
-    match serve(request) {
-        Server::Own(_) => 0,
-        // What cuBLASLt wants on Hopper to split products.
-        Server::CublasLt => 32 * MIB,
+    match library(request) {
         // Splits of weight gradients are summed in the workspace.
         Server::Cudnn if request.pass == Pass::Weight => 64 * MIB,
-        Server::Cudnn => 32 * MIB,
+        // What cuBLASLt wants on Hopper to split products.
+        _ => 32 * MIB,
     }
 }
 

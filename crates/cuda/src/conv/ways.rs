@@ -3,7 +3,7 @@
 use super::direct::Direct;
 use super::own::{OwnConv, OwnPass};
 use super::scratch::{Kernels, Rows, Scratch};
-use super::table::{Server, library_workspace, serve};
+use super::table::{Server, library, library_workspace, own};
 use super::{Pass, Places, Request};
 use crate::Format;
 use crate::cublaslt::{self, CublasLt, Product};
@@ -47,12 +47,14 @@ impl Way {
     }
 }
 
-/// Ways come in stages: the next one is for when those before it did not do.
-pub(super) const STAGES: usize = 3;
+/// Ways come in stages: our own kernel, two of the library, and the direct kernel that does everything. Each is for when
+/// those before it did not do; tuning times all but the last.
+pub(super) const STAGES: usize = 4;
 
 /// True where a pass is computed in half precision by some ways and written in float32 by others.
 pub(super) fn casts(request: &Request) -> bool {
-    request.pass == Pass::Forward && request.output != request.format
+    let library = library(request);
+    request.pass == Pass::Forward && request.output != request.format && matches!(library, Server::Cudnn)
 }
 
 impl Libraries {
@@ -63,14 +65,16 @@ impl Libraries {
 
     /// The ways of a stage, the likely fastest first. A library that serves none has none.
     pub fn ways(&self, request: &Request, stage: usize) -> Vec<Way> {
-        match (serve(request), stage) {
-            (_, 2) => Way::own(&Direct, &self.gpu, request).into_iter().collect(),
-            (Server::CublasLt, 0) => self.products(request).unwrap_or_default(),
+        let own_way = |kernel: &dyn OwnConv| Way::own(kernel, &self.gpu, request).into_iter().collect();
+        match (library(request), stage) {
+            (_, 0) => own(request).map(own_way).unwrap_or_default(),
+            (_, 3) => own_way(&Direct),
+            (Server::CublasLt, 1) => self.products(request).unwrap_or_default(),
             // What writes float32 itself comes before what rounds to half precision on the way.
-            (Server::Cudnn, 0) if casts(request) => self.engines(request, true),
-            (Server::Cudnn, 1) if casts(request) => self.algorithms(request).unwrap_or_default(),
-            (Server::Cudnn, 0) => self.algorithms(request).unwrap_or_default(),
-            (Server::Cudnn, 1) => {
+            (Server::Cudnn, 1) if casts(request) => self.engines(request, true),
+            (Server::Cudnn, 2) if casts(request) => self.algorithms(request).unwrap_or_default(),
+            (Server::Cudnn, 1) => self.algorithms(request).unwrap_or_default(),
+            (Server::Cudnn, 2) => {
                 let scratch = Scratch::of(request);
                 match scratch.x.or(scratch.y) {
                     None => self.engines(request, true),

@@ -8,8 +8,9 @@ mod legacy;
 pub use graph::{Formats, Plan};
 pub use legacy::{Algorithm, Convolution, usable};
 
+pub use crate::conv::{Pass, Shape};
+
 use crate::Format;
-use crate::conv::{Pass, Shape};
 use crate::error::Result;
 use crate::libraries::{self, Library};
 use api::Api;

@@ -36,7 +36,7 @@ pub struct Request {
     pub operands: Format,
     /// Format of what is written; f32 for weight gradients.
     pub output: Format,
-    /// The result is added to what is there. Always so for weight gradients.
+    /// The result is added to what is there, and the sum is rounded once. Not for the forward pass.
     pub add: bool,
     /// x is an image of bytes (n, h, w, 3), each counted as value / 255, rounded as the operands are; `inputs` is 8, the
     /// channels of the weights, and `input_pitch` 3. For stems.
@@ -75,12 +75,41 @@ impl Request {
     }
 }
 
+/// True where a kernel here computes a request, on cards from compute capability 8.0 on.
+pub fn serves(request: &Request) -> bool {
+    table::find(request).is_some()
+}
+
+/// Bytes of workspace, which depend on the shape alone; 0 for what is not served.
+pub fn workspace(request: &Request) -> u64 {
+    match table::find(request) {
+        Some(variant) if request.pass == Pass::Weight => {
+            (request.blocks(&variant) * request.weights() * size_of::<f32>()) as u64
+        }
+        _ => 0,
+    }
+}
+
+/// Every source of these kernels.
+pub fn sources() -> Vec<Source> {
+    table::sources()
+}
+
 /// The kernels on one card, compiled when they are first wanted.
 #[derive(Debug)]
 pub struct OwnConv {
     gpu: Gpu,
     modules: Mutex<HashMap<&'static str, Arc<Module>>>,
-    functions: Mutex<HashMap<(&'static str, &'static str), Function>>,
+}
+
+/// A request whose kernels are loaded.
+#[derive(Clone, Debug)]
+pub struct OwnPass {
+    request: Request,
+    variant: Variant,
+    kernel: Function,
+    /// Adds up what blocks left in the workspace.
+    sum: Option<Function>,
 }
 
 /// A tiled convolution's argument: of conv3x3.cu and, with dy and partial sums in place of weights and y, of weight.cu.
@@ -135,128 +164,34 @@ struct Sum {
     gradient: u64,
     count: u32,
     weights: u32,
+    add: u32,
 }
 
 impl OwnConv {
     /// Nothing is compiled yet.
     pub fn new(gpu: &Gpu) -> Self {
-        Self { gpu: gpu.clone(), modules: Mutex::default(), functions: Mutex::default() }
+        Self { gpu: gpu.clone(), modules: Mutex::default() }
     }
 
-    /// True where a kernel here computes it on this card.
-    pub fn serves(&self, request: &Request) -> bool {
+    /// Compiles and loads what a request needs, where that was not done before.
+    ///
+    /// # Errors
+    /// A request that is not served, on this card or at all; as [`Module::load`].
+    pub fn prepare(&self, request: &Request) -> Result<OwnPass> {
         let card = self.gpu.properties();
-        card.major >= 8 && table::find(request).is_some_and(|v| v.shared <= card.shared_per_block as usize)
-    }
-
-    /// Bytes of workspace, which depend on the shape alone; 0 for what is not served.
-    pub fn workspace(&self, request: &Request) -> u64 {
-        match table::find(request) {
-            Some(variant) if request.pass == Pass::Weight => {
-                (request.blocks(&variant) * request.weights() * size_of::<f32>()) as u64
-            }
-            _ => 0,
+        let fits = |v: &Variant| card.major >= 8 && v.shared <= card.shared_per_block as usize;
+        let variant = table::find(request).filter(fits);
+        let unserved = || CudaError::NoAlgorithm { library: "this program", what: format!("{request:?}") };
+        let variant = variant.ok_or_else(unserved)?;
+        let kernel = self.module(variant.file.source(request.operands))?.function(variant.kernel)?;
+        if variant.shared > 48 << 10 {
+            kernel.allow_shared(variant.shared as u32)?;
         }
-    }
-
-    /// Compiles and loads what a request needs. [`Self::run`] does the same the first time, which must not be while the
-    /// stream is captured.
-    ///
-    /// # Errors
-    /// As [`Module::load`]; a request that is not served.
-    pub fn prepare(&self, request: &Request) -> Result<()> {
-        let variant = self.variant(request)?;
-        self.function(variant.file, variant.kernel, request.operands, variant.shared)?;
-        if request.pass == Pass::Weight {
-            self.function(File::Sum, "sum_partials", request.operands, 0)?;
-        }
-        Ok(())
-    }
-
-    /// Computes a pass on the card's stream: y from x and w, x (its gradient) from w and y, or adds to w (its gradient,
-    /// f32) from x and y.
-    ///
-    /// # Errors
-    /// A request that is not served, as [`Module::load`], or what the driver says of a launch.
-    ///
-    /// # Safety
-    /// The places of x, w and y are device memory of the request's extents, and the workspace of the bytes that
-    /// [`Self::workspace`] names. All start at multiples of 16 bytes.
-    pub unsafe fn run(&self, request: &Request, [x, w, y]: [u64; 3], workspace: u64) -> Result<()> {
-        let variant = self.variant(request)?;
-        let function = self.function(variant.file, variant.kernel, request.operands, variant.shared)?;
-        let r = request;
-        // Extents are below 2^31, which the table checks.
-        let (h, w_in, out_h, out_w) = (r.height as i32, r.width as i32, r.out_height() as i32, r.out_width() as i32);
-        let tiles = r.tiles(&variant).map(|count| count as u32);
-        let pixels = (r.images * r.height * r.width) as u32;
-        let [x_pitch, y_pitch] = [r.input_pitch as u32, r.output_pitch as u32];
-        let blocks = r.blocks(&variant);
-        let grid = [blocks as u32, variant.group_blocks as u32, 1];
-        let block = [variant.threads as u32, 1, 1];
-        let shared = variant.shared as u32;
-        let input = StemInput { at: x, pitch: x_pitch, h, w: w_in };
-        // SAFETY: arguments as the kernels declare them; the caller's promise about the places.
-        unsafe {
-            match (variant.file, r.pass) {
-                (File::Conv3x3, Pass::Data) => {
-                    let (places, pitches) = ([y, w, x], [y_pitch, x_pitch]);
-                    let last = u32::from(r.add);
-                    function.launch(grid, block, shared, &Tiled { places, pitches, h, w: w_in, tiles, last })
-                }
-                (File::Conv3x3, _) => {
-                    let (places, pitches) = ([x, w, y], [x_pitch, y_pitch]);
-                    let last = u32::from(r.add);
-                    function.launch(grid, block, shared, &Tiled { places, pitches, h, w: w_in, tiles, last })
-                }
-                (File::Weight, _) => {
-                    let (places, pitches) = ([x, y, workspace], [x_pitch, y_pitch]);
-                    function.launch(grid, block, shared, &Tiled { places, pitches, h, w: w_in, tiles, last: pixels })
-                }
-                (File::Pointwise, Pass::Data) => {
-                    let (places, pitches, add) = ([y, w, x], [y_pitch, x_pitch], u32::from(r.add));
-                    function.launch(grid, block, shared, &Pointwise { places, pitches, pixels, add })
-                }
-                (File::Pointwise, _) => {
-                    let (places, pitches) = ([x, w, y], [x_pitch, y_pitch]);
-                    function.launch(grid, block, shared, &Pointwise { places, pitches, pixels, add: 0 })
-                }
-                (File::Stem | File::StemWeight, pass) => {
-                    let places = if pass == Pass::Weight { [y, workspace] } else { [w, y] };
-                    let argument = Stem { x: input, places, pitch: y_pitch, h: out_h, w: out_w, tiles };
-                    function.launch(grid, block, shared, &argument)
-                }
-                (File::Sum, _) => Ok(()),
-            }?;
-            if r.pass == Pass::Weight {
-                let weights = r.weights() as u32;
-                let argument = Sum { partials: workspace, gradient: w, count: blocks as u32, weights };
-                let sum = self.function(File::Sum, "sum_partials", r.operands, 0)?;
-                sum.launch([weights.div_ceil(32), 1, 1], [256, 1, 1], 0, &argument)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn variant(&self, request: &Request) -> Result<Variant> {
-        let found = if self.serves(request) { table::find(request) } else { None };
-        let what = || format!("{request:?}");
-        found.ok_or_else(|| CudaError::NoAlgorithm { library: "this program", what: what() })
-    }
-
-    fn function(&self, file: File, kernel: &'static str, operands: Format, shared: usize) -> Result<Function> {
-        let source = file.source(operands);
-        let key = (source.name, kernel);
-        let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(function) = functions.get(&key) {
-            return Ok(function.clone());
-        }
-        let function = self.module(source)?.function(kernel)?;
-        if shared > 48 << 10 {
-            function.allow_shared(shared as u32)?;
-        }
-        functions.insert(key, function.clone());
-        Ok(function)
+        let sum = match request.pass {
+            Pass::Weight => Some(self.module(table::SUM)?.function("sum_partials")?),
+            _ => None,
+        };
+        Ok(OwnPass { request: *request, variant, kernel, sum })
     }
 
     fn module(&self, source: Source) -> Result<Arc<Module>> {
@@ -270,7 +205,56 @@ impl OwnConv {
     }
 }
 
-/// Every source of these kernels.
-pub fn sources() -> Vec<Source> {
-    table::sources()
+impl OwnPass {
+    /// Computes the pass on the card's stream: y from x and w, x (its gradient) from w and y, or w (its gradient, f32)
+    /// from x and y. Two runs give the same bits.
+    ///
+    /// # Errors
+    /// What the driver says of a launch.
+    ///
+    /// # Safety
+    /// The places of x, w and y are device memory of the request's extents, and the workspace of the bytes that
+    /// [`workspace`] names. All start at multiples of 16 bytes.
+    pub unsafe fn run(&self, [x, w, y]: [u64; 3], workspace: u64) -> Result<()> {
+        let (r, variant) = (&self.request, &self.variant);
+        // Extents are below 2^31, which the table checks.
+        let [h, width, out_h, out_w] = [r.height, r.width, r.out_height(), r.out_width()].map(|v| v as i32);
+        let tiles = r.tiles(variant).map(|count| count as u32);
+        let pixels = (r.images * r.height * r.width) as u32;
+        let [x_pitch, y_pitch] = [r.input_pitch as u32, r.output_pitch as u32];
+        let (blocks, add) = (r.blocks(variant) as u32, u32::from(r.add));
+        // What is read, what is written, and their pitches. Both sides of a tiled convolution have the same pixels.
+        let (places, pitches) = match r.pass {
+            Pass::Forward => ([x, w, y], [x_pitch, y_pitch]),
+            Pass::Data => ([y, w, x], [y_pitch, x_pitch]),
+            Pass::Weight => ([x, y, workspace], [x_pitch, y_pitch]),
+        };
+        let grid = [blocks, variant.group_blocks as u32, 1];
+        let (block, shared) = ([variant.threads as u32, 1, 1], variant.shared as u32);
+        // SAFETY: arguments as the kernels declare them; the caller's promise about the places.
+        unsafe {
+            match variant.file {
+                File::Conv3x3 | File::Weight => {
+                    let last = if r.pass == Pass::Weight { pixels } else { add };
+                    let argument = Tiled { places, pitches, h, w: width, tiles, last };
+                    self.kernel.launch(grid, block, shared, &argument)?;
+                }
+                File::Pointwise => {
+                    self.kernel.launch(grid, block, shared, &Pointwise { places, pitches, pixels, add })?;
+                }
+                File::Stem | File::StemWeight => {
+                    let [at, first, second] = places;
+                    let x = StemInput { at, pitch: x_pitch, h, w: width };
+                    let argument = Stem { x, places: [first, second], pitch: y_pitch, h: out_h, w: out_w, tiles };
+                    self.kernel.launch(grid, block, shared, &argument)?;
+                }
+            }
+            if let Some(sum) = &self.sum {
+                let weights = r.weights() as u32;
+                let argument = Sum { partials: workspace, gradient: w, count: blocks, weights, add };
+                sum.launch([weights.div_ceil(32), 1, 1], [256, 1, 1], 0, &argument)?;
+            }
+        }
+        Ok(())
+    }
 }

@@ -13,7 +13,6 @@ pub(super) enum File {
     Pointwise,
     Stem,
     StemWeight,
-    Sum,
 }
 
 /// The same text for both operand formats, behind what it builds on.
@@ -35,7 +34,8 @@ const WEIGHT: [Source; 2] = both!("conv_weight", "instructions.cuh", "tiles.cuh"
 const POINTWISE: [Source; 2] = both!("pointwise", "instructions.cuh", "tiles.cuh", "pointwise.cu");
 const STEM: [Source; 2] = both!("stem", "instructions.cuh", "tiles.cuh", "stem.cuh", "stem.cu");
 const STEM_WEIGHT: [Source; 2] = both!("stem_weight", "instructions.cuh", "tiles.cuh", "stem.cuh", "stem_weight.cu");
-const SUM: Source = Source { name: "sum.cu", text: include_str!("sum.cu") };
+/// Adds up partial sums, of any format.
+pub(super) const SUM: Source = Source { name: "sum.cu", text: include_str!("sum.cu") };
 
 impl File {
     pub(super) fn source(self, operands: Format) -> Source {
@@ -46,7 +46,6 @@ impl File {
             Self::Pointwise => POINTWISE[format],
             Self::Stem => STEM[format],
             Self::StemWeight => STEM_WEIGHT[format],
-            Self::Sum => SUM,
         }
     }
 }
@@ -82,11 +81,11 @@ const GROUPS: usize = 4;
 pub(super) fn find(r: &Request) -> Option<Variant> {
     let pixels = r.images.checked_mul(r.height)?.checked_mul(r.width)?;
     let small = pixels > 0 && pixels < 1 << 31 && r.input_pitch < 1 << 20 && r.output_pitch < 1 << 20;
-    let pitches = (r.bytes || (r.input_pitch % 8 == 0 && r.input_pitch >= r.inputs))
-        && r.output_pitch % 8 == 0
+    let pitches = (r.bytes || (r.input_pitch.is_multiple_of(8) && r.input_pitch >= r.inputs))
+        && r.output_pitch.is_multiple_of(8)
         && r.output_pitch >= r.outputs;
     let formats = match r.pass {
-        Pass::Weight => r.output == Format::F32 && r.add,
+        Pass::Weight => r.output == Format::F32,
         Pass::Data => r.output == r.operands,
         Pass::Forward => !r.add && (r.output == r.operands || (r.output == Format::F32 && r.kernel == 1)),
     };
@@ -97,14 +96,14 @@ pub(super) fn find(r: &Request) -> Option<Variant> {
         (3, 2, 1) => stem(r),
         _ if r.bytes || r.stride != 1 || r.inputs != r.outputs => None,
         (3, _, 1) => few_channels(r),
-        (1 | 3, ..) if r.groups % GROUPS == 0 && r.groups < 1 << 16 && r.inputs == GROUP * r.groups => grouped(r),
+        (1 | 3, _, 4..65_536) if r.groups.is_multiple_of(GROUPS) && r.inputs == GROUP * r.groups => grouped(r),
         _ => None,
     }
 }
 
 fn stem(r: &Request) -> Option<Variant> {
-    let input = if r.bytes { r.input_pitch == 3 && r.width % 4 == 0 } else { true };
-    if r.inputs != 8 || !input {
+    let words = r.input_pitch == 3 && r.width.is_multiple_of(4);
+    if r.inputs != 8 || (r.bytes && !words) {
         return None;
     }
     let kernel = match (r.outputs, r.pass, r.bytes) {

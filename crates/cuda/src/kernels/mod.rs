@@ -4,6 +4,7 @@
 //! device addresses. Grids and reduction orders depend on shapes alone, never on the card.
 
 pub mod compiler;
+pub mod own_conv;
 
 use crate::device::Gpu;
 use crate::error::Result;
@@ -17,9 +18,10 @@ const FILL: Source = Source { name: "fill.cu", text: include_str!("fill.cu") };
 
 /// Every source of this crate.
 pub fn sources() -> Vec<Source> {
-    let mut all = vec![FILL];
-    all.extend(crate::conv::SOURCES);
-    all
+    let mut sources = vec![FILL];
+    sources.extend(own_conv::sources());
+    sources.extend(crate::conv::SOURCES);
+    sources
 }
 
 /// Machine code of one source, loaded on a card.

@@ -1,5 +1,6 @@
 //! NVIDIA GPUs: libraries found and loaded at run time, so that one binary serves machines with and without a card.
 
+pub mod conv;
 pub mod cublaslt;
 pub mod cudnn;
 mod device;

@@ -20,6 +20,7 @@ mod fill;
 mod max_pool;
 mod nms;
 mod normalize;
+pub mod own_conv;
 mod resize;
 mod running_stats;
 mod tiling;
@@ -79,7 +80,7 @@ use {bn_source, channels_source, source_after};
 
 /// Every source of this crate.
 pub fn sources() -> Vec<Source> {
-    vec![
+    let mut sources = vec![
         activation::SOURCE,
         add::SOURCE,
         average_pool::SOURCE,
@@ -97,7 +98,10 @@ pub fn sources() -> Vec<Source> {
         normalize::SOURCE,
         resize::SOURCE,
         running_stats::SOURCE,
-    ]
+    ];
+    sources.extend(own_conv::sources());
+    sources.extend(crate::conv::SOURCES);
+    sources
 }
 
 /// Machine code of one source, loaded on a card.

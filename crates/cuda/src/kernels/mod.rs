@@ -23,6 +23,7 @@ mod normalize;
 pub mod own_conv;
 mod resize;
 mod running_stats;
+mod set;
 mod tiling;
 
 pub use activation::Activate;
@@ -43,6 +44,7 @@ pub use nms::{Nms, NmsBuffers, Predictions, RawDetection};
 pub use normalize::Normalize;
 pub use resize::Resize;
 pub use running_stats::{RunningEntry, RunningStats};
+pub use set::Kernels;
 
 use crate::device::Gpu;
 use crate::error::Result;
@@ -182,7 +184,13 @@ impl Function {
     /// # Safety
     /// `argument` has the layout of the kernel's parameter, and its addresses are device memory of the extents that
     /// the kernel touches.
-    pub unsafe fn launch<P: std::marker::Copy>(&self, grid: [u32; 3], block: [u32; 3], shared: u32, argument: &P) -> Result<()> {
+    pub unsafe fn launch<P: std::marker::Copy>(
+        &self,
+        grid: [u32; 3],
+        block: [u32; 3],
+        shared: u32,
+        argument: &P,
+    ) -> Result<()> {
         if grid.contains(&0) {
             return Ok(());
         }

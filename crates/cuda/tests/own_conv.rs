@@ -232,8 +232,8 @@ fn check(gpu: &Gpu, own: &OwnConv, r: &Request, random: &mut Random) -> Result<(
     let scale = want.iter().fold(0.0f64, |m, v| m.max(v.abs()));
     for (i, (&g, &v)) in got.iter().zip(&want).enumerate() {
         let most = relative * v.abs() + per_sum * scale;
-        // Written the other way round, NaN would pass.
-        if (g - v).abs() > most || (g - v).is_nan() {
+        let off = (g - v).abs();
+        if off.is_nan() || off > most {
             return Err(format!("element {i} of {}: {g} instead of {v}, {most:.1e} allowed", got.len()));
         }
     }

@@ -27,24 +27,26 @@ template <bool DATA, int UN, int STEP> __device__ __forceinline__ void load_pair
     if constexpr (UN % 2 == 1) load_matrices<DATA>(b[UN - 1], at + (UN - 1) * STEP);
 }
 
-// K channels in and N out in each of GROUPS groups; RW rows of WX times 8 pixels a tile, one warp for 8 pixels and a
-// group. DATA is the gradient: K counts the convolution's outputs.
-template <int K, int N, int GROUPS, int RW, int WX, bool DATA> __device__ __forceinline__ void conv3x3(const Args& a) {
-    constexpr int UK = K / 8, UN = N / 8, UNITS = UK * GROUPS, ROWS = RW + 2, COLUMNS = 8 * WX + 2;
+// K channels in and N out in each of GROUPS groups. A warp makes RW rows of 8 pixels in N / SPLIT channels of a group; a
+// tile is WY times as high and WX times as wide. DATA is the gradient: K counts the convolution's outputs.
+template <int K, int N, int GROUPS, int RW, int WY, int WX, int SPLIT, bool DATA>
+__device__ __forceinline__ void conv3x3(const Args& a) {
+    constexpr int UK = K / 8, UN = N / 8 / SPLIT, UNITS = UK * GROUPS, ROWS = RW * WY + 2, COLUMNS = 8 * WX + 2;
     // An instruction makes rows m and m + HALF; pairs of rows of x so far apart serve it for all three taps above each
     // other.
     constexpr int HALF = RW / 2, PAIRS = HALF + 2;
-    constexpr int THREADS = 32 * WX * GROUPS;
+    constexpr int THREADS = 32 * WX * WY * SPLIT * GROUPS;
     constexpr u32 PITCH = COLUMNS * UNITS * 16, TILE = ROWS * PITCH;
     // Rows of weights: outputs of the convolution, taps x inputs wide; an odd number of units keeps them in different
     // banks.
-    constexpr int WEIGHT_ROWS = DATA ? K : N, WU = DATA ? UN : UK;
+    constexpr int WEIGHT_ROWS = DATA ? K : N, WU = DATA ? N / 8 : UK;
     constexpr u32 WEIGHT_PITCH = ((9 * WU) | 1) * 16;
-    static_assert(UN <= UK && (RW == 4 || RW == 8), "results are put where the tile was");
+    static_assert(N <= K && (RW == 4 || RW == 8), "results are put where the tile was");
     extern __shared__ uint4 shared[];
     const u32 base = shared_address(shared), weights_at = base + 2 * TILE;
-    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, strip = warp % WX, group = warp / WX;
-    const u32 g = lane / 4, q = lane % 4;
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, strip = warp % WX, slice = warp / WX % WY;
+    const u32 part = warp / (WX * WY) % SPLIT, group = warp / (WX * WY * SPLIT);
+    const u32 g = lane / 4, q = lane % 4, channel = group * N + part * (8 * UN);
     const u64 pixels = u64(u32(a.h)) * u32(a.w);
     const T* x = reinterpret_cast<const T*>(a.x) + blockIdx.y * (GROUPS * K);
     T* y = reinterpret_cast<T*>(a.y) + blockIdx.y * (GROUPS * N);
@@ -55,12 +57,13 @@ template <int K, int N, int GROUPS, int RW, int WX, bool DATA> __device__ __forc
     auto copy = [&](u32 tile, u32 to) {
         u32 image = tile / a.per_image, at = tile % a.per_image;
         Source from{x + image * pixels * a.x_pitch, a.x_pitch, a.h, a.w};
-        copy_tile<ROWS, COLUMNS, UNITS, THREADS>(to, from, int(at / a.across * RW) - 1, int(at % a.across * 8 * WX) - 1);
+        copy_tile<ROWS, COLUMNS, UNITS, THREADS>(to, from, int(at / a.across * (RW * WY)) - 1, int(at % a.across * 8 * WX) - 1);
         close_copies();
     };
     copy(blockIdx.x, base);
 
-    const u32 group_weights = weights_at + group * WEIGHT_ROWS * WEIGHT_PITCH;
+    const u32 group_weights =
+        weights_at + group * WEIGHT_ROWS * WEIGHT_PITCH + part * UN * (DATA ? 16 : 8 * WEIGHT_PITCH);
     const u32 pair_weights = group_weights + (DATA ? (lane % 16) * WEIGHT_PITCH + lane / 16 * 16
                                                    : (lane % 8 + lane / 16 * 8) * WEIGHT_PITCH + lane / 8 % 2 * 16);
     u32 stage = 0;
@@ -71,14 +74,14 @@ template <int K, int N, int GROUPS, int RW, int WX, bool DATA> __device__ __forc
         if (tile + gridDim.x < a.tiles) copy(tile + gridDim.x, base + (stage ^ 1) * TILE);
 
         const u32 at = tile % a.per_image;
-        const int top = at / a.across * RW, left = at % a.across * (8 * WX) + strip * 8;
+        const int top = at / a.across * (RW * WY) + slice * RW, left = at % a.across * (8 * WX) + strip * 8;
         T* image = y + tile / a.per_image * pixels * a.y_pitch;
         float sums[HALF][UN][4] = {};
         if (a.add && left + int(g) < a.w) {
 #pragma unroll
             for (int row = 0; row < RW; row++) {
                 if (top + row >= a.h) break;
-                const T* from = image + u64(u32((top + row) * a.w + left) + g) * a.y_pitch + group * N + 2 * q;
+                const T* from = image + u64(u32((top + row) * a.w + left) + g) * a.y_pitch + channel + 2 * q;
 #pragma unroll
                 for (int j = 0; j < UN; j++)
                     unpack(*reinterpret_cast<const u32*>(from + j * 8), sums[row % HALF][j][row / HALF * 2],
@@ -91,7 +94,7 @@ template <int K, int N, int GROUPS, int RW, int WX, bool DATA> __device__ __forc
 #pragma unroll
             for (int dx = 0; dx < 3; dx++) {
                 u32 rows[PAIRS][4];
-                u32 from = here + lane / 8 % 2 * (HALF * PITCH) +
+                u32 from = here + (slice * RW + lane / 8 % 2 * HALF) * PITCH +
                            place<UNITS>(strip * 8 + dx + lane % 8, group * UK + 2 * k + lane / 16);
 #pragma unroll
                 for (int i = 0; i < PAIRS; i++) load_matrices<false>(rows[i], from + i * PITCH);
@@ -120,7 +123,7 @@ template <int K, int N, int GROUPS, int RW, int WX, bool DATA> __device__ __forc
 #pragma unroll
             for (int dx = 0; dx < 3; dx++) {
                 u32 rows[PAIRS / 2][4];
-                u32 from = here + (lane / 8 % 2 * HALF + lane / 16) * PITCH +
+                u32 from = here + (slice * RW + lane / 8 % 2 * HALF + lane / 16) * PITCH +
                            place<UNITS>(strip * 8 + dx + lane % 8, group * UK + UK - 1);
 #pragma unroll
                 for (int i = 0; i < PAIRS / 2; i++) load_matrices<false>(rows[i], from + 2 * i * PITCH);
@@ -154,22 +157,22 @@ template <int K, int N, int GROUPS, int RW, int WX, bool DATA> __device__ __forc
         for (int i = 0; i < RW * UN / 4; i++) {
             u32 at = i * 32 + lane, unit = at % UN, column = at / UN % 8, row = at / (UN * 8);
             if (top + int(row) < a.h && left + int(column) < a.w)
-                store16(image + u64(u32((top + row) * a.w + left) + column) * a.y_pitch + group * N + unit * 8,
+                store16(image + u64(u32((top + row) * a.w + left) + column) * a.y_pitch + channel + unit * 8,
                         *reinterpret_cast<const uint4*>(results + row * (8 * UN * 16) + place<UN>(column, unit)));
         }
     }
 }
 
-#define KERNEL(name, channels, groups, rows, strips, blocks)                                                     \
-    extern "C" __global__ void __launch_bounds__(32 * strips * groups, blocks) name##_forward(Args a) {          \
-        conv3x3<channels, channels, groups, rows, strips, false>(a);                                             \
-    }                                                                                                            \
-    extern "C" __global__ void __launch_bounds__(32 * strips * groups, blocks) name##_data(Args a) {             \
-        conv3x3<channels, channels, groups, rows, strips, true>(a);                                              \
+#define KERNEL(name, channels, groups, rows, down, across, split, blocks)                                                  \
+    extern "C" __global__ void __launch_bounds__(32 * down * across * split * groups, blocks) name##_forward(Args a) { \
+        conv3x3<channels, channels, groups, rows, down, across, split, false>(a);                                      \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(32 * down * across * split * groups, blocks) name##_data(Args a) {    \
+        conv3x3<channels, channels, groups, rows, down, across, split, true>(a);                                       \
     }
 
-KERNEL(conv16, 16, 1, 8, 5, 5)
-KERNEL(conv24, 24, 1, 4, 5, 4)
-KERNEL(conv32, 32, 1, 8, 5, 3)
-KERNEL(conv48, 48, 1, 4, 5, 2)
-KERNEL(groups16, 16, 4, 8, 2, 3)
+KERNEL(conv16, 16, 1, 8, 2, 2, 1, 6)
+KERNEL(conv24, 24, 1, 4, 1, 5, 1, 4)
+KERNEL(conv32, 32, 1, 8, 2, 2, 1, 3)
+KERNEL(conv48, 48, 1, 4, 1, 5, 2, 2)
+KERNEL(groups16, 16, 4, 8, 1, 2, 1, 3)

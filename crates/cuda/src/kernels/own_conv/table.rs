@@ -141,10 +141,10 @@ type Geometry = ([usize; 2], usize, usize);
 
 fn few_channels(r: &Request) -> Option<Variant> {
     let (kernels, forward, weight): ([&'static str; 3], Geometry, Geometry) = match r.inputs {
-        16 => (["conv16_forward", "conv16_data", "conv16_weight"], ([8, 40], 160, 5), ([8, 40], 128, 4)),
+        16 => (["conv16_forward", "conv16_data", "conv16_weight"], ([16, 16], 128, 6), ([8, 40], 128, 4)),
         24 => (["conv24_forward", "conv24_data", "conv24_weight"], ([4, 40], 160, 4), ([8, 40], 384, 1)),
-        32 => (["conv32_forward", "conv32_data", "conv32_weight"], ([8, 40], 160, 3), ([8, 40], 384, 1)),
-        48 => (["conv48_forward", "conv48_data", "conv48_weight"], ([4, 40], 160, 2), ([4, 40], 384, 1)),
+        32 => (["conv32_forward", "conv32_data", "conv32_weight"], ([16, 16], 128, 3), ([8, 40], 384, 1)),
+        48 => (["conv48_forward", "conv48_data", "conv48_weight"], ([4, 40], 320, 2), ([4, 40], 384, 1)),
         _ => return None,
     };
     Some(tiled(r, kernels, forward, weight, 1))

@@ -25,6 +25,8 @@ pub enum CudaError {
     Cudnn(#[from] cudarc::cudnn::CudnnError),
     #[error("cuBLASLt: {0}")]
     CublasLt(#[from] cudarc::cublaslt::result::CublasError),
+    #[error("the loss cannot take this head: {0}")]
+    Head(String),
     #[error("{what}: no algorithm of {library} serves it")]
     NoAlgorithm { library: &'static str, what: String },
 }

@@ -4,6 +4,7 @@
 //! device addresses. Grids and reduction orders depend on shapes alone, never on the card.
 
 pub mod compiler;
+pub mod loss;
 
 use crate::device::Gpu;
 use crate::error::Result;
@@ -17,7 +18,7 @@ const FILL: Source = Source { name: "fill.cu", text: include_str!("fill.cu") };
 
 /// Every source of this crate.
 pub fn sources() -> Vec<Source> {
-    vec![FILL]
+    vec![FILL, loss::ASSIGN, loss::TERMS]
 }
 
 /// Machine code of one source, loaded on a card.

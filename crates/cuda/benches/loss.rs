@@ -86,15 +86,8 @@ fn bench(gpu: &Gpu, format: Option<Format>) -> Result<()> {
             let bytes = format.map_or(0, Format::bytes);
             let [of_boxes, of_classes] = [64, CLASSES].map(|c| gpu.allocate(pixels * c * bytes));
             let (of_boxes, of_classes) = (of_boxes?, of_classes?);
-            let view = |b: &Buffer, format, c| View {
-                at: b.address(),
-                format,
-                n: BATCH,
-                h: side,
-                w: side,
-                c,
-                pitch: c,
-            };
+            let view =
+                |b: &Buffer, format, c| View { at: b.address(), format, n: BATCH, h: side, w: side, c, pitch: c };
             levels.push(LevelMaps {
                 boxes: view(&boxes, Format::F32, 64),
                 classes: view(&classes, Format::F32, CLASSES),

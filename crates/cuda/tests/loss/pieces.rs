@@ -9,13 +9,14 @@ use testkit::assert_close;
 const INPUT_HW: (usize, usize) = (64, 96);
 const ANCHORS: usize = 126;
 
-fn blank(nc: usize, batch: usize) -> Problem {
-    let levels = Levels::new([(8, 12, 8), (4, 6, 16), (2, 3, 32)]).expect("levels");
+fn blank(nc: usize, batch: usize, input_hw: (usize, usize)) -> Problem {
+    let levels = [8, 16, 32].map(|s| (input_hw.0 / s, input_hw.1 / s, s));
+    let levels = Levels::new(levels).expect("levels");
     let mut problem = Problem {
         name: "fixture",
         config: LossConfig::new(nc, vec![1.0]),
         batch,
-        input_hw: INPUT_HW,
+        input_hw,
         levels,
         heads: vec![],
         offsets: vec![0],
@@ -56,7 +57,7 @@ fn assignment_matches_the_fixture() {
         let get = |name: &str| arrays.get(&format!("{case}.{name}")).map_or(&[][..], |a| &a.data);
         let number = |name: &str| facts[name].as_u64().expect("a number") as usize;
         let (batch, gts) = (number("batch"), number("gts"));
-        let mut problem = blank(4, batch);
+        let mut problem = blank(4, batch, INPUT_HW);
         let mut corners = vec![];
         for image in 0..batch {
             for row in (image * gts..(image + 1) * gts).filter(|&r| get("in.mask_gt")[r] != 0.0) {
@@ -120,7 +121,7 @@ fn distances_box_losses_and_their_gradient_match_the_fixture() {
     let arrays = testkit::arrays("pieces/dfl.safetensors");
     let facts = testkit::json("pieces/dfl.json");
     let get = |name: &str| &arrays[name].data;
-    let mut problem = blank(4, 2);
+    let mut problem = blank(4, 2, INPUT_HW);
     let count = 2 * ANCHORS;
     problem.offsets = vec![0, ANCHORS as u32, count as u32];
     problem.classes = vec![0; count];
@@ -168,4 +169,27 @@ fn distances_box_losses_and_their_gradient_match_the_fixture() {
         gradient.extend(row.iter().map(|&v| f64::from(v) / 2.0));
     }
     assert_close("gradient", &gradient, get("box_loss_grad_7.5iou_1.5dfl"), 2e-6, 1e-4);
+}
+
+/// A box that all anchors predict alike goes to the first of them, few candidates or many.
+#[test]
+fn equal_metrics_go_to_the_lower_anchor() {
+    let Some((gpu, loss)) = card::open() else { return };
+    for input_hw in [(32, 64), (64, 96), (128, 192), (256, 256)] {
+        let mut problem = blank(1, 1, input_hw);
+        (problem.offsets, problem.classes, problem.boxes) = (vec![0, 1], vec![0], vec![[0.5, 0.5, 1.0, 1.0]]);
+        let mut placed = Placed::new(&gpu, &problem, Wanted::default());
+        placed.launch(&loss, &[Kernel::Prepare]);
+        let of = |l: &detect::Level| {
+            let stride = l.stride as f32;
+            [0.0, 0.0, input_hw.1 as f32 / stride, input_hw.0 as f32 / stride].repeat(l.cells())
+        };
+        let predicted: Vec<f32> = problem.levels.as_slice().iter().flat_map(of).collect();
+        let at = placed.layout.corners as usize;
+        placed.scratch.write(at, &predicted).expect("a write");
+        placed.launch(&loss, &[Kernel::Claim, Kernel::Settle, Kernel::Score]);
+        let owner = &placed.read().owner[0];
+        assert!(owner[..10].iter().all(|&o| o == 0), "{input_hw:?}: {owner:?}");
+        assert!(owner[10..].iter().all(|&o| o == u32::MAX), "{input_hw:?}: {owner:?}");
+    }
 }

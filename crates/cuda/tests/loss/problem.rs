@@ -109,8 +109,7 @@ impl Problem {
                 let corners = detect::boxes::xywh_to_corners(&[b[0] * w, b[1] * h, b[2] * w, b[3] * h]);
                 let c = corners.map(|v| v / size.stride as f32);
                 for (side, d) in [x - c[0], y - c[1], c[2] - x, c[3] - y].into_iter().enumerate() {
-                    // Not for NaN.
-                    let d = d.max(0.0).min(15.0);
+                    let d = if d.is_nan() { 0.0 } else { d.clamp(0.0, 15.0) };
                     for bin in 0..16 {
                         boxes[16 * side + bin] -= 1.5 * (bin as f32 - d).abs();
                     }

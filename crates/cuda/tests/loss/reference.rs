@@ -15,11 +15,14 @@ pub struct Expected {
     pub gradients: Vec<Vec<(Vec<f32>, Vec<f32>)>>,
 }
 
+/// Box and class maps of a branch by level.
+type Pair<T> = (Vec<T>, Vec<T>);
+
 /// Runs `detect::detection_loss`. Channels up to `box_channels` and the padded classes are written.
 pub fn loss(problem: &Problem, box_channels: usize) -> Expected {
     let sizes = problem.levels.as_slice();
     let map = |data, pitch, l: usize| MapRef { data, pitch, h: sizes[l].h, w: sizes[l].w };
-    let maps: Vec<(Vec<MapRef<'_, f32>>, Vec<MapRef<'_, f32>>)> = problem
+    let maps: Vec<Pair<MapRef<'_, f32>>> = problem
         .heads
         .iter()
         .map(|levels| {
@@ -33,7 +36,7 @@ pub fn loss(problem: &Problem, box_channels: usize) -> Expected {
     let blank = |v: &[f32]| vec![SENTINEL; v.len()];
     let mut gradients: Vec<Vec<(Vec<f32>, Vec<f32>)>> =
         problem.heads.iter().map(|h| h.iter().map(|m| (blank(&m.boxes), blank(&m.classes))).collect()).collect();
-    let mut views: Vec<(Vec<MapMut<'_, f32>>, Vec<MapMut<'_, f32>>)> = gradients
+    let mut views: Vec<Pair<MapMut<'_, f32>>> = gradients
         .iter_mut()
         .map(|levels| {
             let views = levels.iter_mut().enumerate().map(|(l, (b, c))| {
@@ -48,8 +51,7 @@ pub fn loss(problem: &Problem, box_channels: usize) -> Expected {
         })
         .collect();
     let mut wanted: Vec<_> = views.iter_mut().map(|(boxes, classes)| BranchGradient { boxes, classes }).collect();
-    let (floats, integers) =
-        scratch_len(&problem.config, problem.batch, problem.levels.anchors(), problem.boxes.len());
+    let (floats, integers) = scratch_len(&problem.config, problem.batch, problem.levels.anchors(), problem.boxes.len());
     let output = detection_loss(
         &problem.config,
         problem.batch,
@@ -105,8 +107,7 @@ impl<T: Real> Stored<T> {
             for (size, maps) in problem.levels.as_slice().iter().zip(&problem.heads[branch]) {
                 for cell in 0..size.cells() {
                     let row = image * size.cells() + cell;
-                    let logits: [T; 64] =
-                        std::array::from_fn(|i| T::of(f64::from(maps.boxes[row * BOX_PITCH + i])));
+                    let logits: [T; 64] = std::array::from_fn(|i| T::of(f64::from(maps.boxes[row * BOX_PITCH + i])));
                     let corners = detect::dfl::decode_corners(&logits, size.centre(cell));
                     stored.corners.push(corners.map(|v| v * T::of(size.stride as f64)));
                     let classes = &maps.classes[row * problem.class_pitch()..][..nc];
@@ -130,8 +131,7 @@ pub fn corners<T: Real>(problem: &Problem) -> Vec<Corners<T>> {
 
 /// Owner (box within the image) and target score of each anchor, (batch, anchors), in float32.
 pub fn assignment(problem: &Problem, branch: usize) -> (Vec<u32>, Vec<f32>) {
-    let (boxes, anchors, topk) =
-        (problem.boxes.len(), problem.batch * problem.levels.anchors(), problem.config.topk);
+    let (boxes, anchors, topk) = (problem.boxes.len(), problem.batch * problem.levels.anchors(), problem.config.topk);
     let (mut owner, mut score) = (vec![0; anchors], vec![0.0; anchors]);
     assign(
         &AssignerConfig { topk, alpha: problem.config.alpha, beta: problem.config.beta },

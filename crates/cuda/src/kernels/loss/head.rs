@@ -240,9 +240,9 @@ impl Head<'_> {
                 (v.n, v.h, v.w) == (self.batch, first.h, first.w)
                     && v.format == format
                     && (channels..=v.pitch).contains(&v.c)
-                    && v.c % 8 == 0
-                    && v.pitch % 8 == 0
-                    && v.at % 16 == 0
+                    && v.c.is_multiple_of(8)
+                    && v.pitch.is_multiple_of(8)
+                    && v.at.is_multiple_of(16)
             };
             let logits = fits(&level.boxes, Format::F32, BOX_CHANNELS) && fits(&level.classes, Format::F32, config.nc);
             let written = match (gradients, level.gradients) {

@@ -29,6 +29,8 @@ pub enum CudaError {
     CublasLt { call: &'static str, code: u32 },
     #[error("no convolution has these extents: {0}")]
     Extents(String),
+    #[error("the loss cannot take this head: {0}")]
+    Head(String),
     #[error("{what}: no algorithm of {library} serves it")]
     NoAlgorithm { library: &'static str, what: String },
 }

@@ -254,7 +254,9 @@ fn plan(
     ];
     let noted = |note: Note| notes.contains(&(note as u32));
     let rounds_inputs = noted(Note::CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS);
-    if unwanted.into_iter().any(noted) || (wanted.exact && rounds_inputs) {
+    // Tensor cores round float32 operands to TF32, also in engines that do not note that they round (67, 76).
+    let rounds = rounds_inputs || noted(Note::CUDNN_NUMERICAL_NOTE_TENSOR_CORE);
+    if unwanted.into_iter().any(noted) || (wanted.exact && rounds) {
         return Ok(None);
     }
     let plan = Descriptor::new(api, Kind::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?;

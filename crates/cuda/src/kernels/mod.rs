@@ -17,6 +17,7 @@ pub mod compiler;
 mod copy;
 mod decode;
 mod fill;
+pub mod loss;
 mod max_pool;
 mod nms;
 mod normalize;
@@ -103,6 +104,7 @@ pub fn sources() -> Vec<Source> {
     ];
     sources.extend(own_conv::sources());
     sources.extend(crate::conv::SOURCES);
+    sources.extend([loss::ASSIGN, loss::TERMS]);
     sources
 }
 

@@ -3,8 +3,8 @@
 mod kernels_common;
 
 use cpu::kernels::{Activation, View as CpuView, ViewMut, activation, activation_grad};
-use cuda::Format;
 use cuda::kernels::{Activate, Add, Bias, Copy, Fill, Normalize};
+use cuda::{Format, View};
 use kernels_common::*;
 
 const ACTIVATIONS: [Activation; 4] =
@@ -237,5 +237,33 @@ fn biases_are_added_and_their_gradients_are_column_sums() {
                 assert_near(&what, &y.read(), &want, bound(format));
             }
         }
+    }
+}
+
+#[test]
+fn offsets_beyond_32_bits_reach_their_pixels() {
+    let Some(gpu) = gpu() else { return };
+    let pitch = (1usize << 31) + 8;
+    let bytes = (2 * pitch + 8) * 2;
+    if gpu.memory().unwrap().0 < bytes as u64 + (1 << 30) {
+        eprintln!("skipped: less than {bytes} bytes of memory free");
+        return;
+    }
+    let mut far = gpu.allocate(bytes).unwrap();
+    let copy = Copy::load(&gpu).unwrap();
+    let values: Vec<u16> = (0..24).map(|i| half::bf16::from_f32(i as f32 + 1.0).to_bits()).collect();
+    for (pixel, eight) in values.chunks(8).enumerate() {
+        far.write(pixel * pitch * 2, eight).unwrap();
+    }
+    let near = gpu.allocate(48).unwrap();
+    let wide = View { at: far.address(), format: Format::Bf16, n: 1, h: 1, w: 3, c: 8, pitch };
+    let packed = View { at: near.address(), pitch: 8, ..wide };
+    // SAFETY: buffers of these extents.
+    unsafe { copy.run(wide, packed, false) }.unwrap();
+    assert_eq!(near.read::<u16>(0, 24).unwrap(), values);
+    // SAFETY: as above.
+    unsafe { Fill::load(&gpu).unwrap().zero(wide) }.unwrap();
+    for pixel in 0..3 {
+        assert_eq!(far.read::<u16>(pixel * pitch * 2, 8).unwrap(), [0; 8]);
     }
 }

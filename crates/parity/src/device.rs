@@ -14,6 +14,11 @@ pub trait Device {
         Precision::F32
     }
 
+    /// How much further than the CPU in float32 losses and statistics may be off: 1 for the same bounds.
+    fn slack(&self) -> f64 {
+        1.0
+    }
+
     /// An executor over the given buffers.
     fn executor(&self, spec: StateSpec) -> Self::Executor;
 

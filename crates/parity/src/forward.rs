@@ -102,7 +102,7 @@ pub fn main_branch_alone_predicts_the_same_bits<D: Device>(device: &D) {
 }
 
 /// Raw maps with batch statistics within 1.5e-3, their mean and spread within 1e-4.
-pub fn training_mode_head_maps_agree<D: Device + Copy>(device: &D) {
+pub fn training_mode_head_maps_agree<D: Device + Clone>(device: &D) {
     let [batch, h, w] = SIZE;
     for case in ["yolov9-t-nc80", "yolov9-s-nc80", "yolov9-s-nc3", "gelan-t-nc80", "gelan-s-nc80", "yolov9-cmicro-nc5"]
     {
@@ -110,7 +110,7 @@ pub fn training_mode_head_maps_agree<D: Device + Copy>(device: &D) {
             continue;
         }
         let model = load(case);
-        let mut step = Step::on(*device, &model, &filled(&model, case), SIZE, OptimizerKind::Sgd, true);
+        let mut step = Step::on(device.clone(), &model, &filled(&model, case), SIZE, OptimizerKind::Sgd, true);
         let targets = Packed::of(&[], batch);
         step.upload(&pictures("image", batch, h, w), &targets);
         step.run();

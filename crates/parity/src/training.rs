@@ -162,12 +162,12 @@ fn commit(kind: OptimizerKind, lr: f64, step: u64) -> CommitStep {
     CommitStep { kind, groups: groups(lr), beta2: 0.999, eps: 1e-8, clip: 10.0, step, ema_decay: Some(decay) }
 }
 
-/// Losses within 1e-5, gradients of float32 within 1e-3, running statistics within 1e-5.
-pub fn losses_and_gradients_agree<D: Device + Copy>(device: &D) {
+/// Losses within 1e-5, gradients of float32 within 1e-3, running statistics within 1e-5, the device's slack aside.
+pub fn losses_and_gradients_agree<D: Device + Clone>(device: &D) {
     for name in CASES {
         let case = Case::load(name);
-        let mut step = case.step(*device, OptimizerKind::Sgd);
-        case.check_losses(0, &step.run(), 1e-5);
+        let mut step = case.step(device.clone(), OptimizerKind::Sgd);
+        case.check_losses(0, &step.run(), 1e-5 * device.slack());
         let gradients = step.named(Region::Gradients, Region::Buffers);
         for (row, param) in case.params.iter().enumerate() {
             if case.arrays["grad.f32_rel_l2"].data[row] > 0.01 {
@@ -188,16 +188,16 @@ pub fn losses_and_gradients_agree<D: Device + Copy>(device: &D) {
         for (row, stat) in case.stats.iter().enumerate() {
             let l2 = statistics[stat].iter().map(|v| v * v).sum::<f64>().sqrt();
             let want = case.arrays["stat1.l2"].data[row];
-            assert_close(&format!("{name} {stat}"), &[l2], &[want], 0.0, 1e-5);
+            assert_close(&format!("{name} {stat}"), &[l2], &[want], 0.0, 1e-5 * device.slack());
         }
     }
 }
 
 /// For devices that compute in float64.
-pub fn losses_agree_in_float64<D: Device + Copy>(device: &D) {
+pub fn losses_agree_in_float64<D: Device + Clone>(device: &D) {
     for name in ["yolov9-t-nc80", "yolov9-cmicro-nc5"] {
         let case = Case::load(name);
-        let mut step = case.step(*device, OptimizerKind::Sgd);
+        let mut step = case.step(device.clone(), OptimizerKind::Sgd);
         // The expectations are stored with nine digits; float32 is where they come from.
         case.check_losses(0, &step.run(), 2e-7);
     }
@@ -206,17 +206,17 @@ pub fn losses_agree_in_float64<D: Device + Copy>(device: &D) {
 /// Three steps at the stated tolerances. Steps in a row amplify rounding, so what float32 cannot hold is compared in
 /// float64, as the expectations were computed: `exact` says which of both this is. In float32 the norm before the third
 /// step of yolov9-s is off by 0.9 % (0.5 % stated), and rows after three steps are not compared.
-pub fn three_sgd_steps_agree<D: Device + Copy>(device: &D, exact: bool) {
+pub fn three_sgd_steps_agree<D: Device + Clone>(device: &D, exact: bool) {
     for name in CASES {
         let case = Case::load(name);
-        let mut step = case.step(*device, OptimizerKind::Sgd);
+        let mut step = case.step(device.clone(), OptimizerKind::Sgd);
         let start = step.named(Region::Weights, Region::Buffers);
         let tolerances = [(1e-5, 2e-4), (1e-4, 1e-3), (1e-3, 5e-3)];
         for (index, (loss, mut norm)) in tolerances.into_iter().enumerate() {
             if index == 2 && !exact {
                 norm = 2e-2;
             }
-            case.check_losses(index, &step.run(), loss);
+            case.check_losses(index, &step.run(), loss * device.slack());
             if index == 0 && exact {
                 case.check_gradients(&step.named(Region::Gradients, Region::Buffers));
             }
@@ -230,18 +230,18 @@ pub fn three_sgd_steps_agree<D: Device + Copy>(device: &D, exact: bool) {
             if index == 0 || (index == 2 && exact) {
                 case.check_rows(&format!("sgd{number}"), &case.params, "param.idx", &now, &start, loose);
                 case.check_rows(&format!("ema{number}"), &case.params, "param.idx", &average, &start, loose);
-                case.check_statistics(&format!("stat{number}"), &now, &start, 1e-5);
-                case.check_statistics(&format!("statema{number}"), &average, &start, 1e-5);
+                case.check_statistics(&format!("stat{number}"), &now, &start, 1e-5 * device.slack());
+                case.check_statistics(&format!("statema{number}"), &average, &start, 1e-5 * device.slack());
             }
         }
     }
 }
 
 /// In float64: AdamW divides by the gradient's size, so that entries near zero change sign with float32's rounding.
-pub fn an_adamw_step_agrees<D: Device + Copy>(device: &D) {
+pub fn an_adamw_step_agrees<D: Device + Clone>(device: &D) {
     for name in CASES {
         let case = Case::load(name);
-        let mut step = case.step(*device, OptimizerKind::AdamW);
+        let mut step = case.step(device.clone(), OptimizerKind::AdamW);
         let start = step.named(Region::Weights, Region::Buffers);
         step.run();
         step.executor.commit(&commit(OptimizerKind::AdamW, 0.001, 1)).expect("commits");
@@ -252,10 +252,10 @@ pub fn an_adamw_step_agrees<D: Device + Copy>(device: &D) {
 
 /// A device's float32 differs from an `exact` device's float64 by rounding alone: about as much as the reference's own
 /// float32 does.
-pub fn gradients_are_as_exact_as_the_references<D: Device + Copy, E: Device + Copy>(device: &D, exact: &E) {
+pub fn gradients_are_as_exact_as_the_references<D: Device + Clone, E: Device + Clone>(device: &D, exact: &E) {
     for name in CASES {
         let case = Case::load(name);
-        let (mut single, mut double) = (case.step(*device, OptimizerKind::Sgd), case.step(*exact, OptimizerKind::Sgd));
+        let (mut single, mut double) = (case.step(device.clone(), OptimizerKind::Sgd), case.step(exact.clone(), OptimizerKind::Sgd));
         single.run();
         double.run();
         let single = single.named(Region::Gradients, Region::Buffers);
@@ -317,13 +317,13 @@ fn decode<D: Device>(step: &Step<D>, branch: &model::Branch, levels: &detect::Le
 }
 
 /// The assignment inside of a whole model, from its own head maps, against the reference's.
-pub fn assignments_and_head_maps_agree<D: Device + Copy>(device: &D) {
+pub fn assignments_and_head_maps_agree<D: Device + Clone>(device: &D) {
     use detect::assigner::{AssignerConfig, AssignerScratch, Assignment, PackedBoxes, assign};
     for name in CASES {
         let case = Case::load(name);
         let model = load(name);
         let tensors = filled(&model, name);
-        let mut step = Step::on(*device, &model, &tensors, SHAPE, OptimizerKind::Sgd, true);
+        let mut step = Step::on(device.clone(), &model, &tensors, SHAPE, OptimizerKind::Sgd, true);
         let rows = case.arrays["targets"].f32();
         let targets = Packed::of(&rows, SHAPE[0]);
         step.upload(&pictures("train", SHAPE[0], SHAPE[1], SHAPE[2]), &targets);

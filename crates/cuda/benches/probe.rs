@@ -5,8 +5,9 @@
 //! larger. Times are medians of 15 replays of a graph of ten calls each.
 
 use cuda::Format;
-use cuda::cublaslt::CublasLt;
-use cuda::cudnn::{Convolution, Cudnn, Pass, Shape, usable};
+use cuda::conv::{Pass, Shape};
+use cuda::cublaslt::{CublasLt, Formats};
+use cuda::cudnn::{Convolution, Cudnn, usable};
 use cuda::libraries::{self, Library};
 use cuda::{CudaError, Result};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, PushKernelArg, sys};
@@ -100,7 +101,9 @@ impl Bench {
 
     /// The fastest of cuDNN's first picks, in ms, with its number; `None` where none may be used.
     fn cudnn(&self, shape: Shape, pass: Pass) -> Result<Option<(f64, i32)>> {
-        let Ok(conv): Result<Convolution> = self.cudnn.convolution(shape, Format::Bf16) else { return Ok(None) };
+        let Ok(conv): Result<Convolution> = self.cudnn.convolution(shape, Format::Bf16, false) else {
+            return Ok(None);
+        };
         let Ok(all) = self.cudnn.algorithms(&conv, pass) else { return Ok(None) };
         let Ok(picks) = usable(all, WORKSPACE, "probe") else { return Ok(None) };
         let places = self.places(shape.in_pixels() * shape.input_pitch * 2);
@@ -108,7 +111,7 @@ impl Bench {
         let mut best: Option<(f64, i32)> = None;
         for pick in picks.into_iter().take(4) {
             // SAFETY: the pool is larger than any of the tensors together.
-            let Ok(ms) = self.time(|| unsafe { self.cudnn.run(&conv, pass, pick, places, workspace) }) else {
+            let Ok(ms) = self.time(|| unsafe { self.cudnn.run(&conv, pass, pick, places, workspace, false) }) else {
                 continue;
             };
             if best.is_none_or(|(b, _)| ms < b) {
@@ -120,7 +123,7 @@ impl Bench {
 
     /// The fastest of the graph interface's first picks, in ms, with its engine.
     fn graph(&self, shape: &Shape, pass: Pass, formats: [Format; 3]) -> Result<Option<(f64, i64)>> {
-        let Ok(plans) = self.cudnn.plans(shape, pass, formats, 12) else { return Ok(None) };
+        let Ok(plans) = self.cudnn.plans(shape, pass, formats, false, 12) else { return Ok(None) };
         let places = self.places(shape.in_pixels() * shape.input_pitch * 2);
         let (workspace, _) = self.workspace.device_ptr(&self.stream);
         let mut best: Option<(f64, i64)> = None;
@@ -135,7 +138,7 @@ impl Bench {
     }
 
     fn lt(&self, shape: &Shape, pass: Pass) -> Result<Option<(f64, usize)>> {
-        let product = self.lt.product(shape, pass, Format::Bf16)?;
+        let product = self.lt.product(shape, pass, Formats::all(Format::Bf16))?;
         let places = self.places(shape.in_pixels() * shape.input_pitch * 2);
         let (workspace, _) = self.workspace.device_ptr(&self.stream);
         let Ok(picks) = self.lt.algorithms(&product, WORKSPACE, 8) else { return Ok(None) };
@@ -267,7 +270,7 @@ fn probe() -> Result<()> {
     for side in [80, 40, 20] {
         let s = Shape { groups: 4, ..Shape::packed(IMAGES, side, 64, 64, 3, 1) };
         bench.row(&format!("3x3 64->64 in 4 groups @{side}"), s, false)?;
-        let s = Shape { kernel: 1, ..s };
+        let s = Shape { kernel: 1, pad: 0, ..s };
         bench.row(&format!("1x1 64->64 in 4 groups @{side}"), s, false)?;
     }
     Ok(())

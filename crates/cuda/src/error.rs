@@ -17,14 +17,16 @@ pub enum CudaError {
     Range { offset: usize, bytes: usize, have: usize },
     #[error("CUDA driver: {0}")]
     Driver(#[from] cudarc::driver::DriverError),
-    #[error("NVRTC: {0}")]
-    Nvrtc(#[from] cudarc::nvrtc::result::NvrtcError),
+    #[error("NVRTC: result {code} from {call}")]
+    Nvrtc { call: &'static str, code: u32 },
     #[error("{source_name} does not compile for {architecture}:\n{log}")]
     Compile { source_name: &'static str, architecture: String, log: String },
-    #[error("cuDNN: {0}")]
-    Cudnn(#[from] cudarc::cudnn::CudnnError),
-    #[error("cuBLASLt: {0}")]
-    CublasLt(#[from] cudarc::cublaslt::result::CublasError),
+    #[error("cuDNN: {message} ({code}) from {call}")]
+    Cudnn { call: &'static str, code: u32, message: String },
+    #[error("cuBLASLt: status {code} from {call}")]
+    CublasLt { call: &'static str, code: u32 },
+    #[error("no convolution has these extents: {0}")]
+    Extents(String),
     #[error("{what}: no algorithm of {library} serves it")]
     NoAlgorithm { library: &'static str, what: String },
 }

@@ -1,13 +1,17 @@
 //! Where NVIDIA's libraries are, and loading them.
 //!
-//! Looked for in this order: the folders of `LD_LIBRARY_PATH`, the `nvidia-*` wheels of the active Python or conda
-//! environment, the toolkit's folders, and what the system's loader finds by itself. A library found in a folder is
-//! loaded from there by its full path with its symbols global; the bindings then find it by its name.
+//! Looked for in this order: the folders of `LD_LIBRARY_PATH`; the `nvidia-*` wheels of the active Python or conda
+//! environment, of every Python on the `PATH` and of the user; the toolkit's folders; and what the system's loader
+//! finds by itself. A library found in a folder is loaded from there by its full path with its symbols global, so that
+//! what other libraries ask for by name is the same copy. Functions are looked up in that copy: bindings that load by
+//! name may take another one, such as a development link of the system.
+
+mod search;
 
 use crate::error::{CudaError, Result};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// One of NVIDIA's libraries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -55,10 +59,26 @@ impl Library {
         }
     }
 
-    /// Loaded before it, because it needs their symbols.
+    /// Loaded before it, because it asks for them by name.
     fn needs(self) -> &'static [Library] {
         match self {
             Self::Cudnn => &[Self::CublasLt, Self::Nvrtc],
+            _ => &[],
+        }
+    }
+
+    /// Parts that it loads by name when it needs them, each after those that it links to itself. They must come from
+    /// its own folder, also where another copy of them is on the system's path.
+    fn parts(self) -> &'static [&'static str] {
+        match self {
+            Self::Cudnn => &[
+                "libcudnn_graph.so.9",
+                "libcudnn_ops.so.9",
+                "libcudnn_cnn.so.9",
+                "libcudnn_heuristic.so.9",
+                "libcudnn_engines_precompiled.so.9",
+                "libcudnn_engines_runtime_compiled.so.9",
+            ],
             _ => &[],
         }
     }
@@ -66,75 +86,32 @@ impl Library {
 
 /// Folders in which libraries are looked for, in order, each once.
 pub fn folders() -> Vec<PathBuf> {
-    let mut found: Vec<PathBuf> = Vec::new();
-    let mut add = |folder: PathBuf| {
-        if folder.is_dir() && !found.contains(&folder) {
-            found.push(folder);
-        }
-    };
-    let variable = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty());
-    if let Some(path) = variable("LD_LIBRARY_PATH") {
-        std::env::split_paths(&path).for_each(&mut add);
-    }
-    for environment in ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(variable) {
-        wheel_folders(Path::new(&environment)).into_iter().for_each(&mut add);
-    }
-    // A Python on the PATH stands in `bin` of its environment, or is a link to one that does.
-    if let Some(path) = variable("PATH") {
-        for folder in std::env::split_paths(&path) {
-            for environment in environments_of(folder.join("python3")) {
-                wheel_folders(&environment).into_iter().for_each(&mut add);
-            }
-        }
-    }
-    for toolkit in ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(variable).map(PathBuf::from) {
-        add(toolkit.join("lib64"));
-        add(toolkit.join("lib"));
-    }
-    for folder in ["/usr/local/cuda/lib64", "/usr/local/cuda-13/lib64", "/usr/local/cuda-12/lib64", "/usr/lib/wsl/lib"]
-    {
-        add(PathBuf::from(folder));
-    }
-    found
+    search::folders(&|name| std::env::var_os(name))
 }
 
-/// Folders above `bin` of a program and of each link on the way to it.
-fn environments_of(program: PathBuf) -> Vec<PathBuf> {
-    const MOST_LINKS: usize = 8;
-    let mut found = Vec::new();
-    let mut at = Some(program).filter(|p| p.exists());
-    for _ in 0..MOST_LINKS {
-        let Some(path) = at else { break };
-        found.extend(path.parent().and_then(Path::parent).map(Path::to_path_buf));
-        at = std::fs::read_link(&path).ok().and_then(|to| path.parent().map(|folder| folder.join(to)));
-    }
-    found
-}
-
-/// `lib/pythonX.Y/site-packages/nvidia/*/lib` of an environment.
-fn wheel_folders(environment: &Path) -> Vec<PathBuf> {
-    let children = |folder: PathBuf| -> Vec<PathBuf> {
-        let mut list: Vec<PathBuf> =
-            std::fs::read_dir(folder).map(|entries| entries.flatten().map(|e| e.path()).collect()).unwrap_or_default();
-        list.sort();
-        list
-    };
-    let mut found = Vec::new();
-    for lib in ["lib", "lib64"] {
-        for python in children(environment.join(lib)) {
-            for packages in ["site-packages", "dist-packages"] {
-                found.extend(children(python.join(packages).join("nvidia")).into_iter().map(|p| p.join("lib")));
-            }
-        }
-    }
-    found.retain(|f| f.is_dir());
-    found
-}
-
-/// The file that [`load`] would take; `None` where only the system's loader may know one.
+/// The file that [`load`] takes first; `None` where only the system's loader may know one.
 pub fn find(library: Library) -> Option<PathBuf> {
-    let folders = folders();
-    library.files().iter().find_map(|file| folders.iter().map(|f| f.join(file)).find(|p| p.is_file()))
+    find_in(library, &folders())
+}
+
+/// The newest file of the first folder that has one: one environment serves all that it can.
+fn find_in(library: Library, folders: &[PathBuf]) -> Option<PathBuf> {
+    // The driver belongs to the system. What toolkits bring under its name are stubs.
+    if library == Library::Driver {
+        return None;
+    }
+    folders.iter().find_map(|folder| library.files().iter().map(|file| folder.join(file)).find(|p| p.is_file()))
+}
+
+/// A library in this process, with what was loaded for it.
+struct Loaded {
+    handle: libloading::Library,
+    _parts: Vec<libloading::Library>,
+}
+
+fn loaded() -> MutexGuard<'static, BTreeMap<Library, Loaded>> {
+    static LOADED: Mutex<BTreeMap<Library, Loaded>> = Mutex::new(BTreeMap::new());
+    LOADED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Loads a library once, and what it needs.
@@ -142,32 +119,78 @@ pub fn find(library: Library) -> Option<PathBuf> {
 /// # Errors
 /// [`CudaError::Missing`] says where it was looked for and what brings it.
 pub fn load(library: Library) -> Result<()> {
-    static LOADED: Mutex<BTreeMap<Library, libloading::Library>> = Mutex::new(BTreeMap::new());
     for &needed in library.needs() {
         load(needed)?;
     }
-    let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut loaded = loaded();
     if loaded.contains_key(&library) {
         return Ok(());
     }
-    let found = find(library);
-    let candidates = found.iter().cloned().chain(library.files().iter().map(PathBuf::from));
+    let candidates = find(library).into_iter().chain(library.files().iter().map(PathBuf::from));
     let mut reasons = Vec::new();
     for candidate in candidates {
+        let parts = match candidate.parent().filter(|folder| folder.is_absolute()) {
+            Some(folder) => library.parts().iter().filter_map(|part| open(&folder.join(part)).ok()).collect(),
+            None => Vec::new(),
+        };
         match open(&candidate) {
             Ok(handle) => {
-                loaded.insert(library, handle);
+                loaded.insert(library, Loaded { handle, _parts: parts });
                 return Ok(());
             }
             Err(reason) => reasons.push(reason),
         }
     }
-    Err(CudaError::Missing {
-        library: library.name(),
-        looked: reasons.join("; "),
-        hint: library.install_command().to_owned(),
-    })
+    Err(missing(library, reasons.join("; ")))
 }
+
+fn missing(library: Library, looked: String) -> CudaError {
+    CudaError::Missing { library: library.name(), looked, hint: library.install_command().to_owned() }
+}
+
+/// A function of a library, which is loaded if it is not yet.
+///
+/// # Errors
+/// As [`load`]; a library that has no such function.
+///
+/// # Safety
+/// `F` is the type of a pointer to that function.
+pub(crate) unsafe fn symbol<F: Copy>(library: Library, name: &str) -> Result<F> {
+    load(library)?;
+    let loaded = loaded();
+    let Some(entry) = loaded.get(&library) else { return Err(missing(library, "it was not loaded".to_owned())) };
+    // SAFETY: the caller's promise on the type; the library stays loaded until the process ends.
+    let found = unsafe { entry.handle.get::<F>(name.as_bytes()) };
+    found.map(|symbol| *symbol).map_err(|error| missing(library, reason(&error)))
+}
+
+/// Declares the functions of a library that are used. `get` looks them up when it is first called.
+macro_rules! functions {
+    ($(#[$doc:meta])* $vis:vis struct $name:ident of $library:expr; $($function:ident($($argument:ty),* $(,)?) -> $result:ty;)*) => {
+        $(#[$doc])*
+        #[allow(non_snake_case)]
+        $vis struct $name {
+            $($vis $function: unsafe extern "C" fn($($argument),*) -> $result,)*
+        }
+
+        impl $name {
+            /// # Errors
+            /// A missing library, or one without these functions.
+            $vis fn get() -> $crate::error::Result<&'static Self> {
+                static FOUND: std::sync::OnceLock<$name> = std::sync::OnceLock::new();
+                if let Some(found) = FOUND.get() {
+                    return Ok(found);
+                }
+                let found = Self {
+                    // SAFETY: the types are those of NVIDIA's headers.
+                    $($function: unsafe { $crate::libraries::symbol($library, stringify!($function)) }?,)*
+                };
+                Ok(FOUND.get_or_init(|| found))
+            }
+        }
+    };
+}
+pub(crate) use functions;
 
 #[cfg(unix)]
 fn open(path: &Path) -> std::result::Result<libloading::Library, String> {
@@ -175,19 +198,115 @@ fn open(path: &Path) -> std::result::Result<libloading::Library, String> {
     // SAFETY: the initialisers of NVIDIA's libraries have no preconditions; the handle is kept until the process ends,
     // so no symbol outlives its library.
     let handle = unsafe { Handle::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
-    handle.map(Into::into).map_err(|e| e.to_string())
+    handle.map(Into::into).map_err(|e| reason(&e))
 }
 
 #[cfg(not(unix))]
 fn open(path: &Path) -> std::result::Result<libloading::Library, String> {
     // SAFETY: as on Unix.
-    unsafe { libloading::Library::new(path) }.map_err(|e| e.to_string())
+    unsafe { libloading::Library::new(path) }.map_err(|e| reason(&e))
 }
 
-/// Path of a loaded library's file, as the system has mapped it.
+/// What the loader says, which is the error's source.
+fn reason(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+/// Path of a library's file as the system has mapped it; `None` while it is not loaded.
 pub fn mapped(library: Library) -> Option<PathBuf> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
-    let stem = library.files()[0].split(".so").next()?.to_owned() + ".so";
-    let paths = maps.lines().filter_map(|line| line.find('/').map(|at| &line[at..]));
-    paths.filter(|p| p.rsplit('/').next().is_some_and(|file| file.starts_with(&stem))).map(PathBuf::from).next()
+    let paths: Vec<&str> = maps.lines().filter_map(|line| line.find('/').map(|at| &line[at..])).collect();
+    // `libcudnn.so.9.1.0` for `libcudnn.so.9`. Links are followed by the system: it may have another name altogether.
+    let known = find(library).and_then(|p| p.canonicalize().ok());
+    if let Some(known) = known.filter(|k| paths.iter().any(|p| Path::new(p) == k)) {
+        return Some(known);
+    }
+    let stem = library.files()[0].split_once(".so").map_or("", |n| n.0);
+    let named = |path: &&str| path.rsplit('/').next().is_some_and(|file| file.starts_with(&format!("{stem}.so")));
+    paths.into_iter().find(named).map(PathBuf::from)
+}
+
+/// A library's version and file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Version {
+    pub library: Library,
+    /// Such as `9.14.0`.
+    pub version: String,
+    /// The file, where the system says which.
+    pub path: Option<PathBuf>,
+}
+
+/// Loads every library and asks for its version.
+///
+/// A library that is missing has its error instead.
+pub fn versions() -> Vec<(Library, Result<Version>)> {
+    let version_of = |library| version(library).map(|version| Version { library, version, path: mapped(library) });
+    Library::ALL.into_iter().map(|library| (library, version_of(library))).collect()
+}
+
+/// Version of a library, such as `13.0`.
+///
+/// # Errors
+/// A missing library.
+pub fn version(library: Library) -> Result<String> {
+    type OneNumber = unsafe extern "C" fn(*mut i32) -> i32;
+    type TwoNumbers = unsafe extern "C" fn(*mut i32, *mut i32) -> i32;
+    type Size = unsafe extern "C" fn() -> usize;
+    // SAFETY: the functions have these types, and write one or two numbers.
+    unsafe {
+        Ok(match library {
+            Library::Driver => {
+                let mut v = 0;
+                symbol::<OneNumber>(library, "cuDriverGetVersion")?(&mut v);
+                format!("{}.{}", v / 1000, v % 1000 / 10)
+            }
+            Library::Nvrtc => {
+                let (mut major, mut minor) = (0, 0);
+                symbol::<TwoNumbers>(library, "nvrtcVersion")?(&mut major, &mut minor);
+                format!("{major}.{minor}")
+            }
+            Library::CublasLt => dotted(symbol::<Size>(library, "cublasLtGetVersion")?()),
+            Library::Cudnn => dotted(symbol::<Size>(library, "cudnnGetVersion")?()),
+            Library::Nccl => {
+                let mut v = 0;
+                symbol::<OneNumber>(library, "ncclGetVersion")?(&mut v);
+                dotted(usize::try_from(v).unwrap_or(0))
+            }
+        })
+    }
+}
+
+/// `91400` is 9.14.0, and so is cuBLASLt's and NCCL's counting: two digits each for the last two numbers.
+fn dotted(version: usize) -> String {
+    format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_folder_that_has_a_library_serves_it() {
+        let held = tempfile::tempdir().expect("a folder");
+        let folders: Vec<PathBuf> = ["none", "old", "new"].iter().map(|name| held.path().join(name)).collect();
+        for (folder, files) in
+            folders.iter().zip([&[][..], &["libnvrtc.so.12"], &["libnvrtc.so.12", "libnvrtc.so.13", "libcuda.so.1"]])
+        {
+            std::fs::create_dir(folder).expect("a folder");
+            for file in files {
+                std::fs::write(folder.join(file), "").expect("a file");
+            }
+        }
+        assert_eq!(find_in(Library::Nvrtc, &folders), Some(folders[1].join("libnvrtc.so.12")));
+        assert_eq!(find_in(Library::Nvrtc, &folders[2..]), Some(folders[2].join("libnvrtc.so.13")));
+        assert_eq!(find_in(Library::Cudnn, &folders), None);
+        assert_eq!(find_in(Library::Driver, &folders), None, "toolkits bring stubs only");
+    }
+
+    #[test]
+    fn versions_are_readable() {
+        assert_eq!(dotted(91_400), "9.14.0");
+        assert_eq!(dotted(130_401), "13.4.1");
+        assert_eq!(dotted(22_703), "2.27.3");
+    }
 }

@@ -1,5 +1,6 @@
 //! Every kernel compiles for every architecture that is served. Needs NVRTC and no card.
 
+use cuda::CudaError;
 use cuda::kernels::{compiler, sources};
 
 #[test]
@@ -13,5 +14,15 @@ fn every_kernel_compiles_for_every_architecture() {
             let code = compiler::compile(source, architecture).unwrap_or_else(|e| panic!("{e}"));
             assert_eq!(code[..4], *b"\x7fELF", "{} for {architecture}", source.name);
         }
+    }
+}
+
+#[test]
+fn a_mistake_in_a_kernel_is_shown_with_its_line() {
+    let broken = compiler::Source { name: "broken.cu", text: "\n\nint x = ;\n" };
+    match compiler::compile(broken, "sm_90a") {
+        Err(CudaError::Missing { .. }) => eprintln!("skipped: no NVRTC"),
+        Err(error) => assert!(error.to_string().contains("broken.cu(3)"), "{error}"),
+        Ok(_) => panic!("it compiled"),
     }
 }

@@ -1,11 +1,12 @@
 //! cuDNN's graph interface: a convolution with any strides, the engines that serve it, and what they promise.
 
-use super::{Pass, Shape};
+use super::api::Api;
 use crate::Format;
+use crate::conv::{Pass, Shape};
 use crate::error::{CudaError, Result};
 use cudarc::cudnn::sys::{
     self, cudnnBackendAttributeName_t as Attribute, cudnnBackendAttributeType_t as Type,
-    cudnnBackendDescriptorType_t as Kind,
+    cudnnBackendDescriptorType_t as Kind, cudnnBackendNumericalNote_t as Note,
 };
 use std::ffi::c_void;
 
@@ -13,52 +14,67 @@ use std::ffi::c_void;
 const IDS: [i64; 3] = ['x' as i64, 'w' as i64, 'y' as i64];
 
 /// An owned descriptor of the backend interface.
-struct Descriptor(sys::cudnnBackendDescriptor_t);
+struct Descriptor {
+    api: &'static Api,
+    raw: sys::cudnnBackendDescriptor_t,
+}
+
+// SAFETY: descriptors may be used from any thread; nothing changes them once they are finalized.
+unsafe impl Send for Descriptor {}
 
 impl Descriptor {
-    fn new(kind: Kind) -> Result<Self> {
+    fn new(api: &'static Api, kind: Kind) -> Result<Self> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: the call writes one pointer.
-        unsafe { sys::cudnnBackendCreateDescriptor(kind, &mut raw) }.result()?;
-        Ok(Self(raw))
+        api.check("cudnnBackendCreateDescriptor", unsafe { (api.cudnnBackendCreateDescriptor)(kind, &mut raw) })?;
+        Ok(Self { api, raw })
     }
 
     /// Sets an attribute to a list of plain values of the type that `kind` names.
     fn set<T: Copy>(&self, name: Attribute, kind: Type, values: &[T]) -> Result<()> {
+        let set = self.api.cudnnBackendSetAttribute;
         // SAFETY: as many values as stated, copied by the call.
-        let status =
-            unsafe { sys::cudnnBackendSetAttribute(self.0, name, kind, values.len() as i64, values.as_ptr().cast()) };
-        Ok(status.result()?)
+        let status = unsafe { set(self.raw, name, kind, values.len() as i64, values.as_ptr().cast()) };
+        self.api.check("cudnnBackendSetAttribute", status)
     }
 
     fn set_descriptors(&self, name: Attribute, values: &[&Descriptor]) -> Result<()> {
-        let raw: Vec<sys::cudnnBackendDescriptor_t> = values.iter().map(|d| d.0).collect();
+        let raw: Vec<sys::cudnnBackendDescriptor_t> = values.iter().map(|d| d.raw).collect();
         self.set(name, Type::CUDNN_TYPE_BACKEND_DESCRIPTOR, &raw)
     }
 
     fn finalize(&self) -> Result<()> {
         // SAFETY: a descriptor of our own.
-        Ok(unsafe { sys::cudnnBackendFinalize(self.0) }.result()?)
+        self.api.check("cudnnBackendFinalize", unsafe { (self.api.cudnnBackendFinalize)(self.raw) })
     }
 
     /// Up to `most` plain values of an attribute.
     fn get<T: Copy + Default>(&self, name: Attribute, kind: Type, most: usize) -> Result<Vec<T>> {
         let mut values = vec![T::default(); most];
-        let mut count = 0;
+        let (mut count, get) = (0, self.api.cudnnBackendGetAttribute);
         // SAFETY: room for `most` values of the attribute's type.
-        let status = unsafe {
-            sys::cudnnBackendGetAttribute(self.0, name, kind, most as i64, &mut count, values.as_mut_ptr().cast())
-        };
-        status.result()?;
+        let status = unsafe { get(self.raw, name, kind, most as i64, &mut count, values.as_mut_ptr().cast()) };
+        self.api.check("cudnnBackendGetAttribute", status)?;
         values.truncate(count.clamp(0, most as i64) as usize);
         Ok(values)
+    }
+
+    /// Lets the call fill in descriptors that an attribute consists of; how many it did.
+    fn get_descriptors(&self, name: Attribute, into: &[Descriptor]) -> Result<usize> {
+        let mut raw: Vec<sys::cudnnBackendDescriptor_t> = into.iter().map(|d| d.raw).collect();
+        let (most, mut count) = (raw.len() as i64, 0);
+        let (kind, get) = (Type::CUDNN_TYPE_BACKEND_DESCRIPTOR, self.api.cudnnBackendGetAttribute);
+        // SAFETY: `most` descriptors of the right kind.
+        let status = unsafe { get(self.raw, name, kind, most, &mut count, raw.as_mut_ptr().cast()) };
+        self.api.check("cudnnBackendGetAttribute", status)?;
+        Ok(count.clamp(0, most) as usize)
     }
 }
 
 impl Drop for Descriptor {
     fn drop(&mut self) {
         // SAFETY: made in `new`, destroyed once. Nothing can be done about a failure.
-        let _ = unsafe { sys::cudnnBackendDestroyDescriptor(self.0) };
+        let _ = unsafe { (self.api.cudnnBackendDestroyDescriptor)(self.raw) };
     }
 }
 
@@ -73,19 +89,22 @@ pub struct Plan {
     pub deterministic: bool,
     /// True where operands are rounded on the way, such as float32 to TF32.
     pub rounds_inputs: bool,
+    /// True where sums are rounded to half precision, or tiles are transformed (Fourier, Winograd).
+    pub coarse: bool,
 }
 
 /// Number formats of x, w and y of a pass.
 pub type Formats = [Format; 3];
 
-fn tensor(id: i64, format: Format, dims: [usize; 4], strides: [usize; 4]) -> Result<Descriptor> {
-    let made = Descriptor::new(Kind::CUDNN_BACKEND_TENSOR_DESCRIPTOR)?;
+fn tensor(api: &'static Api, id: i64, format: Format, dims: [usize; 4], strides: [usize; 4]) -> Result<Descriptor> {
+    const ALIGNMENT: i64 = 16;
+    let made = Descriptor::new(api, Kind::CUDNN_BACKEND_TENSOR_DESCRIPTOR)?;
     let wide = |v: [usize; 4]| v.map(|v| v as i64);
     made.set(Attribute::CUDNN_ATTR_TENSOR_DATA_TYPE, Type::CUDNN_TYPE_DATA_TYPE, &[format.sys()])?;
     made.set(Attribute::CUDNN_ATTR_TENSOR_DIMENSIONS, Type::CUDNN_TYPE_INT64, &wide(dims))?;
     made.set(Attribute::CUDNN_ATTR_TENSOR_STRIDES, Type::CUDNN_TYPE_INT64, &wide(strides))?;
     made.set(Attribute::CUDNN_ATTR_TENSOR_UNIQUE_ID, Type::CUDNN_TYPE_INT64, &[id])?;
-    made.set(Attribute::CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, Type::CUDNN_TYPE_INT64, &[16i64])?;
+    made.set(Attribute::CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, Type::CUDNN_TYPE_INT64, &[ALIGNMENT])?;
     made.finalize()?;
     Ok(made)
 }
@@ -95,26 +114,29 @@ fn tensor(id: i64, format: Format, dims: [usize; 4], strides: [usize; 4]) -> Res
 /// # Errors
 /// What cuDNN says; [`CudaError::NoAlgorithm`] where no engine serves it.
 pub(super) fn plans(
+    api: &'static Api,
     handle: sys::cudnnHandle_t,
     s: &Shape,
     pass: Pass,
     formats: Formats,
+    add: bool,
     most: usize,
 ) -> Result<Vec<Plan>> {
     let (oh, ow) = (s.out_height(), s.out_width());
     let image = |h: usize, w: usize, pitch: usize| [h * w * pitch, 1, w * pitch, pitch];
-    let x =
-        tensor(IDS[0], formats[0], [s.images, s.inputs, s.height, s.width], image(s.height, s.width, s.input_pitch))?;
+    let x_dims = [s.images, s.inputs, s.height, s.width];
+    let x = tensor(api, IDS[0], formats[0], x_dims, image(s.height, s.width, s.input_pitch))?;
     let per_group = s.inputs / s.groups;
+    let w_dims = [s.outputs, per_group, s.kernel, s.kernel];
     let w_strides = [s.kernel * s.kernel * per_group, 1, s.kernel * per_group, per_group];
-    let w = tensor(IDS[1], formats[1], [s.outputs, per_group, s.kernel, s.kernel], w_strides)?;
-    let y = tensor(IDS[2], formats[2], [s.images, s.outputs, oh, ow], image(oh, ow, s.output_pitch))?;
+    let w = tensor(api, IDS[1], formats[1], w_dims, w_strides)?;
+    let y = tensor(api, IDS[2], formats[2], [s.images, s.outputs, oh, ow], image(oh, ow, s.output_pitch))?;
 
     use Attribute::*;
-    let conv = Descriptor::new(Kind::CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR)?;
+    let conv = Descriptor::new(api, Kind::CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR)?;
     let float = sys::cudnnDataType_t::CUDNN_DATA_FLOAT;
     let mode = sys::cudnnConvolutionMode_t::CUDNN_CROSS_CORRELATION;
-    let (pad, stride) = ([(s.kernel / 2) as i64; 2], [s.stride as i64; 2]);
+    let (pad, stride) = ([s.pad as i64; 2], [s.stride as i64; 2]);
     conv.set(CUDNN_ATTR_CONVOLUTION_COMP_TYPE, Type::CUDNN_TYPE_DATA_TYPE, &[float])?;
     conv.set(CUDNN_ATTR_CONVOLUTION_CONV_MODE, Type::CUDNN_TYPE_CONVOLUTION_MODE, &[mode])?;
     conv.set(CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, Type::CUDNN_TYPE_INT64, &[2i64])?;
@@ -159,15 +181,15 @@ pub(super) fn plans(
             ],
         ),
     };
-    let op = Descriptor::new(kind)?;
+    let op = Descriptor::new(api, kind)?;
     for (name, descriptor) in [(ax, &x), (aw, &w), (ay, &y), (ac, &conv)] {
         op.set_descriptors(name, &[descriptor])?;
     }
     op.set(alpha, Type::CUDNN_TYPE_FLOAT, &[1.0f32])?;
-    op.set(beta, Type::CUDNN_TYPE_FLOAT, &[0.0f32])?;
+    op.set(beta, Type::CUDNN_TYPE_FLOAT, &[if add { 1.0f32 } else { 0.0 }])?;
     op.finalize()?;
 
-    let graph = Descriptor::new(Kind::CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR)?;
+    let graph = Descriptor::new(api, Kind::CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR)?;
     graph.set_descriptors(CUDNN_ATTR_OPERATIONGRAPH_OPS, &[&op])?;
     graph.set(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, Type::CUDNN_TYPE_HANDLE, &[handle])?;
     graph.finalize()?;
@@ -175,8 +197,8 @@ pub(super) fn plans(
     let mut found = Vec::new();
     for mode in [sys::cudnnBackendHeurMode_t::CUDNN_HEUR_MODE_A, sys::cudnnBackendHeurMode_t::CUDNN_HEUR_MODE_FALLBACK]
     {
-        let Ok(configs) = configurations(&graph, mode, most) else { continue };
-        found.extend(configs.into_iter().filter_map(|config| plan(handle, &config).ok()));
+        let Ok(configs) = configurations(api, &graph, mode, most) else { continue };
+        found.extend(configs.into_iter().filter_map(|config| plan(api, handle, &config).ok()));
         if found.len() >= most {
             break;
         }
@@ -188,62 +210,51 @@ pub(super) fn plans(
     }
 }
 
-fn configurations(graph: &Descriptor, mode: sys::cudnnBackendHeurMode_t, most: usize) -> Result<Vec<Descriptor>> {
-    let heuristics = Descriptor::new(Kind::CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR)?;
+fn configurations(
+    api: &'static Api,
+    graph: &Descriptor,
+    mode: sys::cudnnBackendHeurMode_t,
+    most: usize,
+) -> Result<Vec<Descriptor>> {
+    let heuristics = Descriptor::new(api, Kind::CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR)?;
     heuristics.set_descriptors(Attribute::CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, &[graph])?;
     heuristics.set(Attribute::CUDNN_ATTR_ENGINEHEUR_MODE, Type::CUDNN_TYPE_HEUR_MODE, &[mode])?;
     heuristics.finalize()?;
-    let made: Vec<Descriptor> =
-        (0..most).map(|_| Descriptor::new(Kind::CUDNN_BACKEND_ENGINECFG_DESCRIPTOR)).collect::<Result<_>>()?;
-    let mut raw: Vec<sys::cudnnBackendDescriptor_t> = made.iter().map(|d| d.0).collect();
-    let mut count = 0;
-    // SAFETY: `most` descriptors of the right kind, which the call fills in.
-    let status = unsafe {
-        sys::cudnnBackendGetAttribute(
-            heuristics.0,
-            Attribute::CUDNN_ATTR_ENGINEHEUR_RESULTS,
-            Type::CUDNN_TYPE_BACKEND_DESCRIPTOR,
-            most as i64,
-            &mut count,
-            raw.as_mut_ptr().cast(),
-        )
-    };
-    status.result()?;
-    Ok(made.into_iter().take(count.clamp(0, most as i64) as usize).collect())
+    let mut made: Vec<Descriptor> =
+        (0..most).map(|_| Descriptor::new(api, Kind::CUDNN_BACKEND_ENGINECFG_DESCRIPTOR)).collect::<Result<_>>()?;
+    let count = heuristics.get_descriptors(Attribute::CUDNN_ATTR_ENGINEHEUR_RESULTS, &made)?;
+    made.truncate(count);
+    Ok(made)
 }
 
-fn plan(handle: sys::cudnnHandle_t, config: &Descriptor) -> Result<Plan> {
-    let plan = Descriptor::new(Kind::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?;
+fn plan(api: &'static Api, handle: sys::cudnnHandle_t, config: &Descriptor) -> Result<Plan> {
+    let plan = Descriptor::new(api, Kind::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?;
     plan.set(Attribute::CUDNN_ATTR_EXECUTION_PLAN_HANDLE, Type::CUDNN_TYPE_HANDLE, &[handle])?;
     plan.set_descriptors(Attribute::CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, &[config])?;
     plan.finalize()?;
     let size: Vec<i64> = plan.get(Attribute::CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, Type::CUDNN_TYPE_INT64, 1)?;
-    let engine = Descriptor::new(Kind::CUDNN_BACKEND_ENGINE_DESCRIPTOR)?;
-    let mut raw = engine.0;
-    let mut count = 0;
-    // SAFETY: one engine descriptor, which the call fills in.
-    let status = unsafe {
-        sys::cudnnBackendGetAttribute(
-            config.0,
-            Attribute::CUDNN_ATTR_ENGINECFG_ENGINE,
-            Type::CUDNN_TYPE_BACKEND_DESCRIPTOR,
-            1,
-            &mut count,
-            (&raw mut raw).cast(),
-        )
-    };
-    status.result()?;
+    let engine = Descriptor::new(api, Kind::CUDNN_BACKEND_ENGINE_DESCRIPTOR)?;
+    config.get_descriptors(Attribute::CUDNN_ATTR_ENGINECFG_ENGINE, std::slice::from_ref(&engine))?;
     let index: Vec<i64> = engine.get(Attribute::CUDNN_ATTR_ENGINE_GLOBAL_INDEX, Type::CUDNN_TYPE_INT64, 1)?;
     // Notes are enums of 32 bits.
     let notes: Vec<u32> =
         engine.get(Attribute::CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, Type::CUDNN_TYPE_NUMERICAL_NOTE, 32)?;
-    let noted = |note: sys::cudnnBackendNumericalNote_t| notes.contains(&(note as u32));
+    let noted = |note: Note| notes.contains(&(note as u32));
+    let coarse = [
+        Note::CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION,
+        Note::CUDNN_NUMERICAL_NOTE_FFT,
+        Note::CUDNN_NUMERICAL_NOTE_WINOGRAD,
+        Note::CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_4x4,
+        Note::CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_6x6,
+        Note::CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_13x13,
+    ];
     Ok(Plan {
         plan,
         engine: index.first().copied().unwrap_or(-1),
         workspace: usize::try_from(size.first().copied().unwrap_or(0)).unwrap_or(0),
-        deterministic: !noted(sys::cudnnBackendNumericalNote_t::CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC),
-        rounds_inputs: noted(sys::cudnnBackendNumericalNote_t::CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS),
+        deterministic: !noted(Note::CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC),
+        rounds_inputs: noted(Note::CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS),
+        coarse: coarse.into_iter().any(noted),
     })
 }
 
@@ -256,7 +267,8 @@ impl Plan {
     /// # Safety
     /// Device memory of the extents described, 16-byte aligned; the workspace of [`Self::workspace`] bytes.
     pub(super) unsafe fn run(&self, handle: sys::cudnnHandle_t, places: [u64; 3], workspace: u64) -> Result<()> {
-        let pack = Descriptor::new(Kind::CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)?;
+        let api = self.plan.api;
+        let pack = Descriptor::new(api, Kind::CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)?;
         let pointers = places.map(|p| p as *mut c_void);
         pack.set(Attribute::CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, Type::CUDNN_TYPE_VOID_PTR, &pointers)?;
         pack.set(Attribute::CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, Type::CUDNN_TYPE_INT64, &IDS)?;
@@ -264,6 +276,6 @@ impl Plan {
         pack.set(Attribute::CUDNN_ATTR_VARIANT_PACK_WORKSPACE, Type::CUDNN_TYPE_VOID_PTR, &[workspace])?;
         pack.finalize()?;
         // SAFETY: the caller's promise.
-        Ok(unsafe { sys::cudnnBackendExecute(handle, self.plan.0, pack.0) }.result()?)
+        api.check("cudnnBackendExecute", unsafe { (api.cudnnBackendExecute)(handle, self.plan.raw, pack.raw) })
     }
 }

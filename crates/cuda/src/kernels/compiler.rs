@@ -4,14 +4,35 @@
 //! a hash of the source, the options, the architecture and NVRTC's version; a damaged entry is compiled again.
 
 use crate::error::{CudaError, Result};
-use crate::libraries::{Library, load};
-use cudarc::nvrtc::{result, sys};
-use std::ffi::CString;
+use crate::libraries::{Library, functions};
+use std::ffi::{CString, c_char, c_int, c_void};
 use std::hash::Hasher;
 use std::path::PathBuf;
 
 /// What comes before every source.
 const PRELUDE: &str = include_str!("prelude.cuh");
+
+/// `nvrtcProgram`.
+type Program = *mut c_void;
+
+functions! {
+    /// NVRTC's functions, as its header declares them, except that results are numbers.
+    struct Api of Library::Nvrtc;
+    nvrtcVersion(*mut c_int, *mut c_int) -> u32;
+    nvrtcCreateProgram(
+        *mut Program, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char
+    ) -> u32;
+    nvrtcDestroyProgram(*mut Program) -> u32;
+    nvrtcCompileProgram(Program, c_int, *const *const c_char) -> u32;
+    nvrtcGetProgramLogSize(Program, *mut usize) -> u32;
+    nvrtcGetProgramLog(Program, *mut c_char) -> u32;
+    nvrtcGetCUBINSize(Program, *mut usize) -> u32;
+    nvrtcGetCUBIN(Program, *mut c_char) -> u32;
+}
+
+fn check(call: &'static str, code: u32) -> Result<()> {
+    if code == 0 { Ok(()) } else { Err(CudaError::Nvrtc { call, code }) }
+}
 
 /// CUDA C++ that is part of this program.
 #[derive(Clone, Copy, Debug)]
@@ -26,10 +47,9 @@ pub struct Source {
 /// # Errors
 /// A missing library.
 pub fn version() -> Result<(i32, i32)> {
-    load(Library::Nvrtc)?;
     let (mut major, mut minor) = (0, 0);
     // SAFETY: two numbers that the call writes.
-    unsafe { sys::nvrtcVersion(&mut major, &mut minor) }.result()?;
+    check("nvrtcVersion", unsafe { (Api::get()?.nvrtcVersion)(&mut major, &mut minor) })?;
     Ok((major, minor))
 }
 
@@ -46,38 +66,52 @@ pub fn architecture(major: u32, minor: u32) -> String {
 /// # Errors
 /// A missing library; [`CudaError::Compile`] with the compiler's messages.
 pub fn compile(source: Source, architecture: &str) -> Result<Vec<u8>> {
-    load(Library::Nvrtc)?;
+    let api = Api::get()?;
     let broken =
         |log: String| CudaError::Compile { source_name: source.name, architecture: architecture.to_owned(), log };
-    let text = format!("{PRELUDE}\n#line 1 \"{}\"\n{}", source.name, source.text);
-    let text = CString::new(text).map_err(|e| broken(e.to_string()))?;
-    let name = CString::new(source.name).map_err(|e| broken(e.to_string()))?;
-    let program = result::create_program(&text, Some(&name))?;
-    let options = [format!("--gpu-architecture={architecture}"), "--std=c++17".into(), "-default-device".into()];
+    let string = |text: String| CString::new(text).map_err(|e| broken(e.to_string()));
+    let text = string(format!("{PRELUDE}\n#line 1 \"{}\"\n{}", source.name, source.text))?;
+    let name = string(source.name.to_owned())?;
+    let options = [
+        string(format!("--gpu-architecture={architecture}"))?,
+        string("--std=c++17".to_owned())?,
+        string("-default-device".to_owned())?,
+    ];
+    let options = options.each_ref().map(|option| option.as_ptr());
+    let (none, mut program) = (std::ptr::null(), std::ptr::null_mut());
+    // SAFETY: strings that outlive the call, which copies them, and no headers.
+    let status = unsafe { (api.nvrtcCreateProgram)(&mut program, text.as_ptr(), name.as_ptr(), 0, none, none) };
+    check("nvrtcCreateProgram", status)?;
     // SAFETY: a program of our own; the options are copied by the call.
-    let compiled = unsafe { result::compile_program(program, &options) };
-    let machine_code = match compiled {
-        Ok(()) => machine_code(program),
-        Err(_) => {
-            // SAFETY: a program that was compiled, if without success.
-            let log = unsafe { result::get_program_log(program) }.unwrap_or_default();
-            let log: Vec<u8> = log.into_iter().map(|c| c as u8).take_while(|&c| c != 0).collect();
-            Err(broken(String::from_utf8_lossy(&log).into_owned()))
+    let status = unsafe { (api.nvrtcCompileProgram)(program, options.len() as c_int, options.as_ptr()) };
+    let machine_code = match status {
+        0 => bytes(program, ("nvrtcGetCUBIN", api.nvrtcGetCUBINSize, api.nvrtcGetCUBIN)),
+        _ => {
+            let log = bytes(program, ("nvrtcGetProgramLog", api.nvrtcGetProgramLogSize, api.nvrtcGetProgramLog));
+            let log: Vec<u8> = log.unwrap_or_default().into_iter().take_while(|&c| c != 0).collect();
+            match log.is_empty() {
+                true => check("nvrtcCompileProgram", status).map(|()| Vec::new()),
+                false => Err(broken(String::from_utf8_lossy(&log).into_owned())),
+            }
         }
     };
     // SAFETY: made above and destroyed once. Nothing can be done about a failure.
-    let _ = unsafe { result::destroy_program(program) };
+    let _ = unsafe { (api.nvrtcDestroyProgram)(&mut program) };
     machine_code
 }
 
-fn machine_code(program: sys::nvrtcProgram) -> Result<Vec<u8>> {
-    let mut size = 0;
+type Size = unsafe extern "C" fn(Program, *mut usize) -> u32;
+type Get = unsafe extern "C" fn(Program, *mut c_char) -> u32;
+
+/// What a compiled program has to say: its machine code or the compiler's messages.
+fn bytes(program: Program, (call, size, get): (&'static str, Size, Get)) -> Result<Vec<u8>> {
+    let mut count = 0;
     // SAFETY: a compiled program; the call writes one number.
-    unsafe { sys::nvrtcGetCUBINSize(program, &mut size) }.result()?;
-    let mut code = vec![0u8; size];
+    check(call, unsafe { size(program, &mut count) })?;
+    let mut bytes = vec![0u8; count];
     // SAFETY: room for the size that NVRTC stated.
-    unsafe { sys::nvrtcGetCUBIN(program, code.as_mut_ptr().cast()) }.result()?;
-    Ok(code)
+    check(call, unsafe { get(program, bytes.as_mut_ptr().cast()) })?;
+    Ok(bytes)
 }
 
 /// [`compile`] through the cache. Nothing is said where the cache cannot be used: it is only speed.

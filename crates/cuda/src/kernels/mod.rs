@@ -17,7 +17,9 @@ const FILL: Source = Source { name: "fill.cu", text: include_str!("fill.cu") };
 
 /// Every source of this crate.
 pub fn sources() -> Vec<Source> {
-    vec![FILL]
+    let mut all = vec![FILL];
+    all.extend(crate::conv::SOURCES);
+    all
 }
 
 /// Machine code of one source, loaded on a card.

@@ -15,6 +15,8 @@ pub enum CudaError {
     Memory { bytes: u64, free: u64 },
     #[error("{bytes} bytes from {offset} on lie beyond a buffer of {have}")]
     Range { offset: usize, bytes: usize, have: usize },
+    #[error("{kernel}: operands that do not fit: {what}")]
+    Operands { kernel: &'static str, what: String },
     #[error("CUDA driver: {0}")]
     Driver(#[from] cudarc::driver::DriverError),
     #[error("NVRTC: result {code} from {call}")]
@@ -29,4 +31,6 @@ pub enum CudaError {
     Extents(String),
     #[error("{what}: no algorithm of {library} serves it")]
     NoAlgorithm { library: &'static str, what: String },
+    #[error("no kernel computes in {0:?}")]
+    Precision(graph::Precision),
 }

@@ -3,7 +3,45 @@
 //! A kernel takes one argument, a plain struct by value, which Rust mirrors with `#[repr(C)]`. Pointers in it are
 //! device addresses. Grids and reduction orders depend on shapes alone, never on the card.
 
+mod activation;
+mod add;
+mod average_pool;
+mod bias;
+mod bn;
+mod bn_apply;
+mod bn_backward;
+mod bn_reduce;
+mod bn_stats;
+mod commit;
 pub mod compiler;
+mod copy;
+mod decode;
+mod fill;
+mod max_pool;
+mod nms;
+mod normalize;
+mod resize;
+mod running_stats;
+mod tiling;
+
+pub use activation::Activate;
+pub use add::Add;
+pub use average_pool::AveragePool;
+pub use bias::Bias;
+pub use bn::Branch;
+pub use bn_apply::BnApply;
+pub use bn_backward::{BnBackward, BranchGrad};
+pub use bn_reduce::{BnReduce, BranchSums};
+pub use bn_stats::BnStats;
+pub use commit::{Commit, CommitBuffers, CommitChunk, CommitScalars, RawReport};
+pub use copy::Copy;
+pub use decode::{Decode, DecodeLevel};
+pub use fill::Fill;
+pub use max_pool::MaxPool;
+pub use nms::{Nms, NmsBuffers, Predictions, RawDetection};
+pub use normalize::Normalize;
+pub use resize::Resize;
+pub use running_stats::{RunningEntry, RunningStats};
 
 use crate::device::Gpu;
 use crate::error::Result;
@@ -13,11 +51,53 @@ use cudarc::driver::{result, sys};
 use std::ffi::CString;
 use std::sync::Arc;
 
-const FILL: Source = Source { name: "fill.cu", text: include_str!("fill.cu") };
+/// A source that follows headers of its own, beside the prelude; messages count its own lines.
+macro_rules! source_after {
+    ($file:literal, $($header:literal),*) => {
+        Source {
+            name: $file,
+            text: concat!($(include_str!($header),)* "\n#line 1 \"", $file, "\"\n", include_str!($file)),
+        }
+    };
+}
+
+/// A source over tensors of channels, eight at a time.
+macro_rules! channels_source {
+    ($file:literal) => {
+        $crate::kernels::source_after!($file, "tiles.cuh")
+    };
+}
+
+/// A source over batch norms.
+macro_rules! bn_source {
+    ($file:literal) => {
+        $crate::kernels::source_after!($file, "tiles.cuh", "bn.cuh")
+    };
+}
+
+use {bn_source, channels_source, source_after};
 
 /// Every source of this crate.
 pub fn sources() -> Vec<Source> {
-    let mut all = vec![FILL];
+    let mut all = vec![
+        activation::SOURCE,
+        add::SOURCE,
+        average_pool::SOURCE,
+        bias::SOURCE,
+        bn_apply::SOURCE,
+        bn_backward::SOURCE,
+        bn_reduce::SOURCE,
+        bn_stats::SOURCE,
+        commit::SOURCE,
+        copy::SOURCE,
+        decode::SOURCE,
+        fill::SOURCE,
+        max_pool::SOURCE,
+        nms::SOURCE,
+        normalize::SOURCE,
+        resize::SOURCE,
+        running_stats::SOURCE,
+    ];
     all.extend(crate::conv::SOURCES);
     all
 }
@@ -100,7 +180,7 @@ impl Function {
     /// # Safety
     /// `argument` has the layout of the kernel's parameter, and its addresses are device memory of the extents that
     /// the kernel touches.
-    pub unsafe fn launch<P: Copy>(&self, grid: [u32; 3], block: [u32; 3], shared: u32, argument: &P) -> Result<()> {
+    pub unsafe fn launch<P: std::marker::Copy>(&self, grid: [u32; 3], block: [u32; 3], shared: u32, argument: &P) -> Result<()> {
         if grid.contains(&0) {
             return Ok(());
         }

@@ -1,6 +1,6 @@
 //! What this machine has: driver, cards, libraries, and where results that can be made again are kept.
 
-use cuda::libraries::{Library, versions};
+use cuda::libraries::{Library, find, versions};
 use cuda::{CudaError, Gpu, Properties, conv, kernels};
 use std::path::PathBuf;
 
@@ -58,7 +58,12 @@ impl Environment {
 
 fn missing(library: Library, error: CudaError) -> Found {
     let (reason, command) = match error {
-        CudaError::Missing { looked, hint, .. } => (looked, hint),
+        CudaError::Missing { library: which, looked, hint } if which == library.name() => (looked, hint),
+        // It is loaded after what it needs.
+        CudaError::Missing { library: which, hint, .. } => match find(library) {
+            Some(path) => (format!("{} needs {which}", path.display()), hint),
+            None => (format!("it needs {which} beside itself"), library.install_command().to_owned()),
+        },
         other => (other.to_string(), library.install_command().to_owned()),
     };
     Found::Missing { reason, command }

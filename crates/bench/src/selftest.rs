@@ -142,7 +142,8 @@ mod tests {
 
     #[test]
     fn float32_on_the_processor_is_within_the_bounds() {
-        for part in ["batch norm and SiLU", "channel ranges", "detection loss", "commits", "changes nothing", "gelan-t"] {
+        for part in ["batch norm and SiLU", "channel ranges", "detection loss", "commits", "changes nothing", "gelan-t"]
+        {
             let rows = on_the_cpu(part);
             assert!(!rows.is_empty() && rows.iter().all(Row::ok), "{part}: {rows:?}");
         }

@@ -55,7 +55,6 @@ macro_rules! on_the_card {
 
 on_the_card! {
     predictions_of_every_model_agree: forward::predictions_of_every_model_agree,
-    main_branch_alone_predicts_the_same_bits: forward::main_branch_alone_predicts_the_same_bits,
     training_mode_head_maps_agree: forward::training_mode_head_maps_agree,
     losses_and_gradients_agree: training::losses_and_gradients_agree,
     three_sgd_steps_agree_in_float32: |card: &Card| training::three_sgd_steps_agree(card, false),

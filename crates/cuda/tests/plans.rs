@@ -6,9 +6,8 @@ use graph::{Category, CompileOptions, DType, GraphBuilder, Plan, Precision, Shap
 use model::{BuildOptions, Model};
 use std::time::Instant;
 
-const NAMES: [&str; 10] = [
-    "gelan-t", "gelan-s", "gelan-m", "gelan-c", "gelan-e", "yolov9-t", "yolov9-s", "yolov9-m", "yolov9-c", "yolov9-e",
-];
+const NAMES: [&str; 10] =
+    ["gelan-t", "gelan-s", "gelan-m", "gelan-c", "gelan-e", "yolov9-t", "yolov9-s", "yolov9-m", "yolov9-c", "yolov9-e"];
 
 /// The training step of a model at 640 pixels.
 fn plan(model: &Model, batch: usize, precision: Precision) -> Plan {

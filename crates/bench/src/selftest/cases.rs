@@ -35,6 +35,8 @@ pub(crate) struct Case {
     /// Any pixels instead of zeros and ones.
     pub any_pixels: bool,
     pub picture: Shape,
+    /// How many times the usual bound passes.
+    pub slack: f64,
     pub build: Build,
 }
 
@@ -52,7 +54,7 @@ fn case(
     build: impl Fn(&mut Net, TensorId, usize) -> Result<Vec<TensorId>, GraphError> + 'static,
 ) -> Case {
     let build: Build = Box::new(move |net, x, c| build(net, x, c).map(Ends::At));
-    Case { name: name.into(), channels, training: true, any_pixels: false, picture: SMALL, build }
+    Case { name: name.into(), channels, training: true, any_pixels: false, picture: SMALL, slack: 1.0, build }
 }
 
 /// Every case.
@@ -95,6 +97,9 @@ const ACTIVATIONS: [(&str, Activation); 4] = [
     ("leaky ReLU", Activation::LeakyRelu(0.1)),
 ];
 
+/// A batch norm's gradient has no part along its input, of which a stem's weights see the rest: roundings weigh more.
+const NORM_SLACK: f64 = 4.0;
+
 fn norms() -> Vec<Case> {
     let mut cases = Vec::new();
     for (name, act) in ACTIVATIONS {
@@ -122,7 +127,7 @@ fn norms() -> Vec<Case> {
         let sum = n.b.add(&[a, b])?;
         Ok(vec![n.b.activation(sum, Activation::Silu)])
     }));
-    cases
+    cases.into_iter().map(|case| Case { slack: NORM_SLACK, ..case }).collect()
 }
 
 fn element_wise() -> Vec<Case> {
@@ -156,7 +161,7 @@ fn windows() -> Vec<Case> {
         let y = n.stem(x, c)?;
         let a = n.b.max_pool(y, pool(5, 1, 2))?;
         let b = n.b.max_pool(a, pool(5, 1, 2))?;
-        Ok(vec![n.b.concat(&[y, a, b])?])
+        Ok(vec![n.read_concat(&[y, a, b])?])
     }));
     for (name, attrs) in [("2x2", pool(2, 1, 0)), ("3x3 stride 2", pool(3, 2, 1))] {
         cases.push(case(format!("average pool {name}"), CHANNELS, move |n, x, c| {
@@ -183,20 +188,18 @@ fn ranges() -> Vec<Case> {
             let a = n.b.activation(a, Activation::Silu);
             let pooled = n.b.max_pool(b, PoolAttrs { kernel: 3, stride: 1, pad: 1 })?;
             let b = n.conv(b, c / 2 + 1, 3, 1, false)?;
-            Ok(vec![n.b.concat(&[a, t, pooled, b])?])
+            Ok(vec![n.read_concat(&[a, t, pooled, b])?])
         }),
         case("convolutions between channel ranges", EVEN, |n, x, c| {
             let t = n.stem(x, c)?;
             let half = n.b.slice(t, c / 2, c / 2)?;
             let three = n.conv(half, c / 2, 3, 1, false)?;
             let one = n.conv(half, c / 2, 1, 1, false)?;
-            Ok(vec![n.b.concat(&[t, three, one])?])
+            Ok(vec![n.read_concat(&[t, three, one])?])
         }),
         case("one tensor in two concatenations", EVEN, |n, x, c| {
             let (a, b) = (n.stem(x, c)?, n.stem(x, 12)?);
-            let first = n.b.concat(&[a, b])?;
-            let second = n.b.concat(&[b, a, b])?;
-            Ok(vec![n.conv(first, 8, 1, 1, false)?, n.conv(second, 8, 1, 1, false)?])
+            Ok(vec![n.read_concat(&[a, b])?, n.read_concat(&[b, a, b])?])
         }),
         case("the picture in a concatenation", CHANNELS, |n, x, c| {
             let a = n.stem(x, c)?;
@@ -250,5 +253,5 @@ fn loss() -> Case {
         Ok(Ends::Loss { values, targets })
     });
     let (channels, picture) = (&[3, 20, 80], LOSS_PICTURE);
-    Case { name: "detection loss".to_owned(), channels, training: true, any_pixels: false, picture, build }
+    Case { name: "detection loss".to_owned(), channels, training: true, any_pixels: false, picture, slack: 1.0, build }
 }

@@ -15,12 +15,14 @@ type Result<T> = std::result::Result<T, GraphError>;
 /// values everywhere: sums of three sixteenths, from a picture of zeros and ones.
 pub(crate) struct Net {
     pub b: GraphBuilder,
+    /// Tensors that are compared beside those that the graph ends in.
+    pub seen: Vec<TensorId>,
     count: usize,
 }
 
 impl Net {
     pub fn new() -> Self {
-        Self { b: GraphBuilder::new(), count: 0 }
+        Self { b: GraphBuilder::new(), seen: Vec::new(), count: 0 }
     }
 
     /// `c` channels, exact in every format. `x` is the picture.
@@ -61,6 +63,13 @@ impl Net {
             running_var: param("running_var", ParamGroup::Buffer)?,
         };
         Ok(self.b.batch_norm(x, params, 1e-3))
+    }
+
+    /// A concatenation, which is compared, and a convolution that reads it: no other op takes channels in several ranges.
+    pub fn read_concat(&mut self, parts: &[TensorId]) -> Result<TensorId> {
+        let whole = self.b.concat(parts)?;
+        self.seen.push(whole);
+        self.conv(whole, 24, 1, 1, false)
     }
 
     /// A stem, batch norm and SiLU.

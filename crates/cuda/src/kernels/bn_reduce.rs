@@ -88,8 +88,7 @@ impl BnReduce {
         expect("bn_reduce", sums.len() == branches.len(), || format!("{} sums", sums.len()))?;
         let cover = Cover::reduction(dy.pixels(), dy.c);
         let (family, slope) = family(act);
-        let args =
-            Args { dy: dy.into(), branches: raw(branches), tiling: cover.tiling, eps, slope, partials: scratch };
+        let args = Args { dy: dy.into(), branches: raw(branches), tiling: cover.tiling, eps, slope, partials: scratch };
         let kernel = self.chunks.of(family, branches.len()).of(dy.format);
         // SAFETY: the caller's promise; the struct is the kernel's.
         unsafe { kernel.launch(cover.grid, cover.block, 0, &args) }?;

@@ -54,8 +54,7 @@ impl Copy {
         let shape = |v: View| [v.n, v.h, v.w, v.c];
         expect("copy", shape(x) == shape(y), || format!("shapes {:?} and {:?}", shape(x), shape(y)))?;
         let cover = Cover::pointwise(y.pixels(), y.c);
-        let args =
-            Args { x: x.into(), y: y.into(), tiling: cover.tiling, accumulate: accumulate.into(), unused: 0 };
+        let args = Args { x: x.into(), y: y.into(), tiling: cover.tiling, accumulate: accumulate.into(), unused: 0 };
         let from = match x.format {
             Format::F32 => &self.f32,
             Format::Bf16 => &self.bf16,

@@ -58,7 +58,8 @@ struct GradArgs {
 pub(super) fn expect_pool(kernel: &'static str, x: View, y: View, pool: PoolAttrs) -> Result<()> {
     expect_views(kernel, &[x, y])?;
     expect(kernel, pool.kernel > 0 && pool.stride > 0, || format!("{pool:?}"))?;
-    let output = |extent: usize| (extent + 2 * pool.pad).checked_sub(pool.kernel).map_or(0, |room| room / pool.stride + 1);
+    let output =
+        |extent: usize| (extent + 2 * pool.pad).checked_sub(pool.kernel).map_or(0, |room| room / pool.stride + 1);
     let want = [x.n, output(x.h), output(x.w), x.c];
     expect(kernel, [y.n, y.h, y.w, y.c] == want, || format!("{pool:?} of {x:?} to {y:?}"))
 }
@@ -97,8 +98,7 @@ impl MaxPool {
     pub unsafe fn run(&self, x: View, y: View, pool: PoolAttrs) -> Result<()> {
         expect_pool("max_pool", x, y, pool)?;
         let five = pool == PoolAttrs { kernel: 5, stride: 1, pad: 2 };
-        let (kernel, items) =
-            if five { (&self.five, y.n * y.h.div_ceil(ROWS) * y.w) } else { (&self.any, y.pixels()) };
+        let (kernel, items) = if five { (&self.five, y.n * y.h.div_ceil(ROWS) * y.w) } else { (&self.any, y.pixels()) };
         // SAFETY: the caller's promise.
         unsafe { launch(kernel, x, y, pool, items, 0) }
     }
@@ -149,8 +149,7 @@ impl MaxPool {
 /// All operands are device memory of their extents, and fit.
 unsafe fn launch(kernel: &Typed, x: View, y: View, pool: PoolAttrs, items: usize, places: u64) -> Result<()> {
     let cover = Cover::neighbours(items, y.c);
-    let args =
-        Args { x: x.into(), y: y.into(), tiling: cover.tiling, window: pool.into(), unused: 0, places };
+    let args = Args { x: x.into(), y: y.into(), tiling: cover.tiling, window: pool.into(), unused: 0, places };
     // SAFETY: the caller's promise; the struct is the kernel's.
     unsafe { kernel.of(x.format).launch(cover.grid, cover.block, 0, &args) }
 }

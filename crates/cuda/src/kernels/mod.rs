@@ -180,7 +180,13 @@ impl Function {
     /// # Safety
     /// `argument` has the layout of the kernel's parameter, and its addresses are device memory of the extents that
     /// the kernel touches.
-    pub unsafe fn launch<P: std::marker::Copy>(&self, grid: [u32; 3], block: [u32; 3], shared: u32, argument: &P) -> Result<()> {
+    pub unsafe fn launch<P: std::marker::Copy>(
+        &self,
+        grid: [u32; 3],
+        block: [u32; 3],
+        shared: u32,
+        argument: &P,
+    ) -> Result<()> {
         if grid.contains(&0) {
             return Ok(());
         }

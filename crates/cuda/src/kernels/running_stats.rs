@@ -63,8 +63,7 @@ impl RunningStats {
     /// # Safety
     /// `entries` holds `count` of [`RunningEntry`], whose addresses are device memory; `guard` is one float32 there.
     pub unsafe fn run(&self, entries: u64, count: usize, momentum: f64, guard: Option<u64>) -> Result<()> {
-        let args =
-            Args { entries, guard: guard.unwrap_or(0), keep: (1.0 - momentum) as f32, take: momentum as f32 };
+        let args = Args { entries, guard: guard.unwrap_or(0), keep: (1.0 - momentum) as f32, take: momentum as f32 };
         // SAFETY: the caller's promise; the struct is the kernel's.
         unsafe { self.0.launch([count as u32, 1, 1], [256, 1, 1], 0, &args) }
     }

@@ -33,4 +33,6 @@ pub enum CudaError {
     Head(String),
     #[error("{what}: no algorithm of {library} serves it")]
     NoAlgorithm { library: &'static str, what: String },
+    #[error("no kernel computes in {0:?}")]
+    Precision(graph::Precision),
 }

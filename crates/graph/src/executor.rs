@@ -81,6 +81,9 @@ pub enum ExecError {
     NoRegion(Region),
     #[error("{region:?} has {expected} elements, {got} were given")]
     RegionLength { region: Region, expected: usize, got: usize },
+    /// What the device itself says.
+    #[error("{0}")]
+    Device(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
 /// A device that runs plans over one set of parameters and one arena.

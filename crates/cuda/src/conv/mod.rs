@@ -2,7 +2,7 @@
 //!
 //! A [`Request`] is one pass over one shape, as a plan asks for it. [`serve`] says who serves it, by extents alone;
 //! [`workspace`] how much scratch that takes. On a card, [`Convolutions`] prepares requests and runs them: of the ways
-//! that the library offers, the one that was the fastest when it was tuned, and else the first that the library names.
+//! that our own kernels and the library offer, the one that was the fastest when it was tuned, and else the first.
 
 mod direct;
 mod own;
@@ -101,13 +101,12 @@ impl Convolutions {
         self.prepared.get(id.0).map(|p| p.1.name.as_str())
     }
 
-    /// Names of the ways that serve a request, our own direct kernel last.
+    /// Names of the ways that serve a request: our own kernel, the library's, and the direct one that does everything.
     pub fn ways(&self, request: &Request) -> Vec<String> {
-        match serve(request) {
-            _ if request.check().is_err() => Vec::new(),
-            Server::Own(kernel) => vec![kernel.name().to_owned()],
-            _ => (0..STAGES).flat_map(|stage| self.libraries.ways(request, stage)).map(|way| way.name).collect(),
+        if request.check().is_err() {
+            return Vec::new();
         }
+        (0..STAGES).flat_map(|stage| self.libraries.ways(request, stage)).map(|way| way.name).collect()
     }
 
     /// Prepares a request in one of its [`Self::ways`], beside what else serves it: for tests and benches.
@@ -117,10 +116,7 @@ impl Convolutions {
     pub fn prepare_as(&mut self, request: Request, way: &str) -> Result<ConvId> {
         request.check()?;
         self.libraries.gpu.context().bind_to_thread()?;
-        let found = match serve(&request) {
-            Server::Own(kernel) => Way::own(kernel, &self.libraries.gpu, &request)?,
-            _ => self.first(&request, |found| found.name == way)?,
-        };
+        let found = self.first(&request, |found| found.name == way)?;
         self.prepared.push((request, found));
         Ok(ConvId(self.prepared.len() - 1))
     }
@@ -130,8 +126,8 @@ impl Convolutions {
         format!("{}: {request}", self.home)
     }
 
-    /// Chooses a way to compute a request, once for each request. With `tune`, up to four ways are timed and the choice
-    /// is kept; else it is the kept choice, or the first way that runs. Takes memory for the request's tensors on the
+    /// Chooses a way to compute a request, once for each request. With `tune`, the first few ways are timed and the
+    /// choice is kept; else it is the kept choice, or the first way that runs. Takes memory for the request's tensors on the
     /// way and gives it back: where there is not enough, nothing is tried and the library's first pick is taken.
     ///
     /// # Errors
@@ -143,10 +139,7 @@ impl Convolutions {
             return Ok(id);
         }
         self.libraries.gpu.context().bind_to_thread()?;
-        let way = match serve(&request) {
-            Server::Own(kernel) => Way::own(kernel, &self.libraries.gpu, &request)?,
-            _ => self.choose(&request, tune)?,
-        };
+        let way = self.choose(&request, tune)?;
         let id = ConvId(self.prepared.len());
         self.prepared.push((request, way));
         self.known.insert(request, id);
@@ -178,7 +171,7 @@ impl Convolutions {
         ways.find(|way| will_do(way)).ok_or_else(none)
     }
 
-    /// The fastest way of the libraries. The last stage has no library's way.
+    /// The fastest way. The last stage, which does everything, is not timed.
     fn fastest(&self, request: &Request, trial: &Trial) -> Option<Way> {
         let mut best: Option<(f64, Way)> = None;
         for stage in 0..STAGES - 1 {

@@ -3,6 +3,7 @@
 use super::{Places, Request};
 use crate::device::Gpu;
 use crate::error::Result;
+use crate::kernels::own_conv;
 use std::fmt::Debug;
 
 /// A kind of own convolution kernel.
@@ -16,13 +17,13 @@ pub trait OwnConv: Debug + Sync {
     /// True where it is the best that there is for a request.
     fn serves(&self, request: &Request) -> bool;
 
-    /// Bytes of scratch, zero or more, aligned to 256 bytes.
+    /// Bytes of scratch, zero or more, whose place is aligned to 256 bytes.
     fn workspace(&self, request: &Request) -> u64;
 
     /// Loads its kernels for a request that it serves.
     ///
     /// # Errors
-    /// No NVRTC, or what the driver says.
+    /// A card that they do not run on, which the library then serves; no NVRTC, or what the driver says.
     fn prepare(&self, gpu: &Gpu, request: &Request) -> Result<Box<dyn OwnPass>>;
 }
 
@@ -36,4 +37,57 @@ pub trait OwnPass: Send + Sync {
     /// # Safety
     /// The places are device memory of the request's extents and formats, the workspace of [`OwnConv::workspace`].
     unsafe fn run(&self, places: &Places) -> Result<()>;
+}
+
+/// The tiled kernels for stems, few channels and groups of 16.
+#[derive(Debug)]
+pub(super) struct Tiles;
+
+impl Tiles {
+    fn request(r: &Request) -> own_conv::Request {
+        let s = &r.shape;
+        own_conv::Request {
+            images: s.images,
+            height: s.height,
+            width: s.width,
+            inputs: s.inputs,
+            outputs: s.outputs,
+            kernel: s.kernel,
+            stride: s.stride,
+            pad: s.pad,
+            groups: s.groups,
+            input_pitch: s.input_pitch,
+            output_pitch: s.output_pitch,
+            pass: r.pass,
+            operands: r.format,
+            output: r.result(),
+            add: r.add,
+            bytes: false,
+        }
+    }
+}
+
+impl OwnConv for Tiles {
+    fn name(&self) -> &'static str {
+        "tiles"
+    }
+
+    fn serves(&self, request: &Request) -> bool {
+        own_conv::serves(&Self::request(request))
+    }
+
+    fn workspace(&self, request: &Request) -> u64 {
+        own_conv::workspace(&Self::request(request))
+    }
+
+    fn prepare(&self, gpu: &Gpu, request: &Request) -> Result<Box<dyn OwnPass>> {
+        Ok(Box::new(own_conv::OwnConv::new(gpu).prepare(&Self::request(request))?))
+    }
+}
+
+impl OwnPass for own_conv::OwnPass {
+    unsafe fn run(&self, places: &Places) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { Self::run(self, [places.x, places.w, places.y], places.workspace) }
+    }
 }

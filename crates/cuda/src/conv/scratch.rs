@@ -1,6 +1,6 @@
 //! Scratch of a pass: where its parts lie, and the copies in and out of it.
 
-use super::table::{Server, library_workspace, serve};
+use super::table::{Server, library, library_workspace, own};
 use super::{Pass, Request};
 use crate::Format;
 use crate::device::Gpu;
@@ -30,11 +30,11 @@ pub fn workspace(request: &Request) -> u64 {
     if request.check().is_err() {
         return 0;
     }
-    match serve(request) {
-        Server::Own(kernel) => kernel.workspace(request),
+    let by_library = match library(request) {
         Server::CublasLt => library_workspace(request),
-        Server::Cudnn => Scratch::of(request).total,
-    }
+        _ => Scratch::of(request).total,
+    };
+    own(request).map_or(0, |kernel| kernel.workspace(request)).max(by_library).next_multiple_of(256)
 }
 
 impl Scratch {

@@ -1,7 +1,7 @@
 //! Who serves which convolution, and why. Times are ms on one H200 at batch 64 in bf16, forward / data gradient / weight
 //! gradient, `C@S` for C channels on S x S pixels; bounds at 600 TFLOP/s and 3.6 TB/s.
 
-use super::own::OwnConv;
+use super::own::{OwnConv, Tiles};
 use super::{Pass, Request};
 
 /// What computes a pass.
@@ -22,19 +22,27 @@ impl Server {
     }
 }
 
-/// Our own kernels, asked in this order before the libraries. They belong where cuDNN is far off the bound:
+/// Our own kernels, asked in this order before the libraries. They are for where cuDNN is far off the bound:
 ///
 /// - the stem, 3 -> 32 with stride 2 @640: 0.956 forward (bound 0.24); there is no data gradient;
 /// - 3x3 in 4 groups, 64@80: 0.357 / 0.074 / 0.079 (bound 0.029), and 1x1 in 4 groups: 0.25 / 0.25 / 0.22 (bound 0.029);
 /// - 3x3 over few channels: 16@80 0.048 / 0.056 / 0.29 (bound 0.007), 24@40 0.021 / 0.021 / 0.042, 32@80
 ///   0.045 / 0.047 / 0.093 (bound 0.015), 32@160 0.147 / 0.147 / 0.27, 48@40 0.066 / 0.030 / 0.043.
-const OWN: &[&dyn OwnConv] = &[];
+const OWN: &[&dyn OwnConv] = &[&Tiles];
 
-/// Who serves a request: by its extents and formats alone.
+/// Who serves a request: by its extents and formats alone. Where our own kernel does, tuning asks the library too, and
+/// the library serves cards that the kernel does not run on.
 pub fn serve(request: &Request) -> Server {
-    if let Some(&kernel) = OWN.iter().find(|kernel| kernel.serves(request)) {
-        return Server::Own(kernel);
-    }
+    own(request).map_or_else(|| library(request), Server::Own)
+}
+
+/// Our own kernel for a request, if any.
+pub(super) fn own(request: &Request) -> Option<&'static dyn OwnConv> {
+    OWN.iter().copied().find(|kernel| kernel.serves(request))
+}
+
+/// The library for a request.
+pub(super) fn library(request: &Request) -> Server {
     // Pointwise products: at the bound from 32 channels up, with any pitch, with float32 results from half operands,
     // and with the weight gradient added to float32 at no cost. cuDNN reaches none of the three. Groups are a batch of
     // products whose rows interleave, for which channels of a group must start at 16 bytes.
@@ -50,13 +58,11 @@ pub fn serve(request: &Request) -> Server {
 /// Most bytes of workspace that a library may take, beside packed copies.
 pub(super) fn library_workspace(request: &Request) -> u64 {
     const MIB: u64 = 1 << 20;
-    match serve(request) {
-        Server::Own(_) => 0,
-        // What cuBLASLt wants on Hopper to split products.
-        Server::CublasLt => 32 * MIB,
+    match library(request) {
         // Splits of weight gradients are summed in the workspace.
         Server::Cudnn if request.pass == Pass::Weight => 64 * MIB,
-        Server::Cudnn => 32 * MIB,
+        // What cuBLASLt wants on Hopper to split products.
+        _ => 32 * MIB,
     }
 }
 
@@ -79,6 +85,19 @@ mod tests {
 
     fn name(shape: Shape, pass: Pass) -> &'static str {
         serve(&Request::new(shape, pass, Format::Bf16)).name()
+    }
+
+    #[test]
+    fn few_channels_go_to_our_own_kernels() {
+        for pass in Pass::ALL {
+            assert_eq!(name(Shape::packed(64, 80, 32, 32, 3, 1), pass), "tiles");
+            assert_eq!(name(Shape { input_pitch: 64, ..Shape::packed(64, 80, 16, 16, 3, 1) }, pass), "tiles");
+            let grouped = Shape { groups: 4, ..Shape::packed(64, 80, 64, 64, 3, 1) };
+            assert_eq!(name(grouped, pass), "tiles");
+        }
+        assert_eq!(name(Shape::packed(64, 640, 8, 32, 3, 2), Pass::Forward), "tiles");
+        let single = Request::new(Shape::packed(64, 80, 32, 32, 3, 1), Pass::Forward, Format::F32);
+        assert_eq!(serve(&single).name(), "cuDNN", "tensor cores have no full float32");
     }
 
     #[test]

@@ -3,11 +3,11 @@
 use super::direct::Direct;
 use super::own::{OwnConv, OwnPass};
 use super::scratch::{Kernels, Rows, Scratch};
-use super::table::{Server, library_workspace, serve};
+use super::table::{Server, library, library_workspace, own};
 use super::{Pass, Places, Request};
 use crate::Format;
 use crate::cublaslt::{self, CublasLt, Product};
-use crate::cudnn::{self, Convolution, Cudnn, Plan};
+use crate::cudnn::{self, Convolution, Cudnn, Plan, Wanted};
 use crate::device::Gpu;
 use crate::error::Result;
 use std::sync::Arc;
@@ -16,8 +16,6 @@ use std::sync::Arc;
 const PICKS: usize = 2;
 /// Picks of cuBLASLt that are timed.
 const PRODUCT_PICKS: usize = 4;
-/// Engines that the graph interface is asked for; some of them may not be used.
-const ENGINES: usize = 4;
 
 /// The libraries and kernels on one card.
 pub(super) struct Libraries {
@@ -47,12 +45,14 @@ impl Way {
     }
 }
 
-/// Ways come in stages: the next one is for when those before it did not do.
-pub(super) const STAGES: usize = 3;
+/// Ways come in stages: our own kernel, two of the library, and the direct kernel that does everything. Each is for when
+/// those before it did not do; tuning times all but the last.
+pub(super) const STAGES: usize = 4;
 
 /// True where a pass is computed in half precision by some ways and written in float32 by others.
 pub(super) fn casts(request: &Request) -> bool {
-    request.pass == Pass::Forward && request.output != request.format
+    let library = library(request);
+    request.pass == Pass::Forward && request.output != request.format && matches!(library, Server::Cudnn)
 }
 
 impl Libraries {
@@ -63,21 +63,22 @@ impl Libraries {
 
     /// The ways of a stage, the likely fastest first. A library that serves none has none.
     pub fn ways(&self, request: &Request, stage: usize) -> Vec<Way> {
-        match (serve(request), stage) {
-            (_, 2) => Way::own(&Direct, &self.gpu, request).into_iter().collect(),
-            (Server::CublasLt, 0) => self.products(request).unwrap_or_default(),
+        let own_way = |kernel: &dyn OwnConv| Way::own(kernel, &self.gpu, request).into_iter().collect();
+        match (library(request), stage) {
+            (_, 0) => own(request).map(own_way).unwrap_or_default(),
+            (_, 3) => own_way(&Direct),
+            (Server::CublasLt, 1) => self.products(request).unwrap_or_default(),
             // What writes float32 itself comes before what rounds to half precision on the way.
-            (Server::Cudnn, 0) if casts(request) => self.engines(request, true),
-            (Server::Cudnn, 1) if casts(request) => self.algorithms(request).unwrap_or_default(),
-            (Server::Cudnn, 0) => self.algorithms(request).unwrap_or_default(),
-            (Server::Cudnn, 1) => {
+            (Server::Cudnn, 1) if casts(request) => self.engines(request, true, PICKS),
+            (Server::Cudnn, 2) if casts(request) => self.algorithms(request).unwrap_or_default(),
+            (Server::Cudnn, 1) => self.algorithms(request).unwrap_or_default(),
+            (Server::Cudnn, 2) => {
                 let scratch = Scratch::of(request);
                 match scratch.x.or(scratch.y) {
-                    None => self.engines(request, true),
+                    None => self.engines(request, true, PICKS),
                     Some(_) => {
-                        let mut ways = self.engines(request, true);
-                        ways.truncate(1);
-                        ways.extend(self.engines(request, false).into_iter().take(1));
+                        let mut ways = self.engines(request, true, 1);
+                        ways.extend(self.engines(request, false, 1));
                         ways
                     }
                 }
@@ -117,7 +118,7 @@ impl Libraries {
     }
 
     /// cuDNN's graph interface, on the tensors as they lie or on packed copies.
-    fn engines(&self, request: &Request, as_they_lie: bool) -> Vec<Way> {
+    fn engines(&self, request: &Request, as_they_lie: bool, engines: usize) -> Vec<Way> {
         let mut scratch = Scratch::of(request);
         let (shape, output) = if as_they_lie {
             (scratch.x, scratch.y) = (None, None);
@@ -128,15 +129,18 @@ impl Libraries {
         let format = request.format;
         let formats = if request.pass == Pass::Forward { [format, format, output] } else { [format; 3] };
         let adds = request.add && scratch.is_in_place(request.pass);
-        let Ok(plans) = self.cudnn.plans(&shape, request.pass, formats, adds, ENGINES) else { return Vec::new() };
-        let most = usize::try_from(scratch.library_bytes).unwrap_or(0);
-        let exact = format == Format::F32 && !request.tf32;
-        let may = |p: &Plan| p.deterministic && !p.coarse && !(exact && p.rounds_inputs) && p.workspace <= most;
-        let way = |(i, plan): (usize, Plan)| {
-            let packed = if as_they_lie { "" } else { " packed" };
-            Way { name: format!("cudnn engine {}, pick {i}{packed}", plan.engine), how: How::Engine { plan, scratch } }
+        let wanted = Wanted {
+            exact: format == Format::F32 && !request.tf32,
+            workspace: usize::try_from(scratch.library_bytes).unwrap_or(0),
+            engines,
         };
-        plans.into_iter().enumerate().filter(|p| may(&p.1)).map(way).take(PICKS).collect()
+        let Ok(plans) = self.cudnn.plans(&shape, request.pass, formats, adds, wanted) else { return Vec::new() };
+        let way = |plan: Plan| {
+            let packed = if as_they_lie { "" } else { " packed" };
+            let name = format!("cudnn engine {}, pick {}{packed}", plan.engine, plan.pick);
+            Way { name, how: How::Engine { plan, scratch } }
+        };
+        plans.into_iter().map(way).collect()
     }
 
     /// Computes a request in one of its ways.

@@ -81,16 +81,24 @@ impl Drop for Descriptor {
 /// An engine with its knobs, ready to run.
 pub struct Plan {
     plan: Descriptor,
+    /// Its place in the heuristics' list.
+    pub pick: usize,
     /// cuDNN's number of the engine.
     pub engine: i64,
     /// Bytes of workspace.
     pub workspace: usize,
-    /// False where two runs may differ.
-    pub deterministic: bool,
-    /// True where operands are rounded on the way, such as float32 to TF32.
-    pub rounds_inputs: bool,
-    /// True where sums are rounded to half precision, or tiles are transformed (Fourier, Winograd).
-    pub coarse: bool,
+}
+
+/// Which engines are wanted. All of them give the same bits in every run, and none sums in half precision or works on
+/// transformed tiles (Fourier, Winograd), whose rounding is coarser.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// None that rounds operands on the way, such as float32 to TF32.
+    pub exact: bool,
+    /// Most bytes of workspace.
+    pub workspace: usize,
+    /// Most engines: making one ready can take a second.
+    pub engines: usize,
 }
 
 /// Number formats of x, w and y of a pass.
@@ -109,7 +117,7 @@ fn tensor(api: &'static Api, id: i64, format: Format, dims: [usize; 4], strides:
     Ok(made)
 }
 
-/// Engines for a pass, as the heuristics order them, at most `most`.
+/// Engines for a pass, as the heuristics order them.
 ///
 /// # Errors
 /// What cuDNN says; [`CudaError::NoAlgorithm`] where no engine serves it.
@@ -120,7 +128,7 @@ pub(super) fn plans(
     pass: Pass,
     formats: Formats,
     add: bool,
-    most: usize,
+    wanted: Wanted,
 ) -> Result<Vec<Plan>> {
     let (oh, ow) = (s.out_height(), s.out_width());
     let image = |h: usize, w: usize, pitch: usize| [h * w * pitch, 1, w * pitch, pitch];
@@ -194,53 +202,49 @@ pub(super) fn plans(
     graph.set(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, Type::CUDNN_TYPE_HANDLE, &[handle])?;
     graph.finalize()?;
 
-    let mut found = Vec::new();
+    let mut configs = Vec::new();
     for mode in [sys::cudnnBackendHeurMode_t::CUDNN_HEUR_MODE_A, sys::cudnnBackendHeurMode_t::CUDNN_HEUR_MODE_FALLBACK]
     {
-        let Ok(configs) = configurations(api, &graph, mode, most) else { continue };
-        found.extend(configs.into_iter().filter_map(|config| plan(api, handle, &config).ok()));
-        if found.len() >= most {
-            break;
-        }
+        // A mode that has none to offer may say so by an error.
+        configs.extend(configurations(api, &graph, mode).unwrap_or_default());
     }
-    found.truncate(most);
+    let plans = configs.iter().enumerate().filter_map(|(pick, config)| plan(api, handle, config, pick, wanted).ok()?);
+    let found: Vec<Plan> = plans.take(wanted.engines).collect();
     match found.is_empty() {
         true => Err(CudaError::NoAlgorithm { library: "cuDNN", what: format!("{pass:?} pass of {s:?}") }),
         false => Ok(found),
     }
 }
 
-fn configurations(
-    api: &'static Api,
-    graph: &Descriptor,
-    mode: sys::cudnnBackendHeurMode_t,
-    most: usize,
-) -> Result<Vec<Descriptor>> {
+fn configurations(api: &'static Api, graph: &Descriptor, mode: sys::cudnnBackendHeurMode_t) -> Result<Vec<Descriptor>> {
+    const MOST: usize = 16;
     let heuristics = Descriptor::new(api, Kind::CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR)?;
     heuristics.set_descriptors(Attribute::CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, &[graph])?;
     heuristics.set(Attribute::CUDNN_ATTR_ENGINEHEUR_MODE, Type::CUDNN_TYPE_HEUR_MODE, &[mode])?;
     heuristics.finalize()?;
     let mut made: Vec<Descriptor> =
-        (0..most).map(|_| Descriptor::new(api, Kind::CUDNN_BACKEND_ENGINECFG_DESCRIPTOR)).collect::<Result<_>>()?;
+        (0..MOST).map(|_| Descriptor::new(api, Kind::CUDNN_BACKEND_ENGINECFG_DESCRIPTOR)).collect::<Result<_>>()?;
     let count = heuristics.get_descriptors(Attribute::CUDNN_ATTR_ENGINEHEUR_RESULTS, &made)?;
     made.truncate(count);
     Ok(made)
 }
 
-fn plan(api: &'static Api, handle: sys::cudnnHandle_t, config: &Descriptor) -> Result<Plan> {
-    let plan = Descriptor::new(api, Kind::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?;
-    plan.set(Attribute::CUDNN_ATTR_EXECUTION_PLAN_HANDLE, Type::CUDNN_TYPE_HANDLE, &[handle])?;
-    plan.set_descriptors(Attribute::CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, &[config])?;
-    plan.finalize()?;
-    let size: Vec<i64> = plan.get(Attribute::CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, Type::CUDNN_TYPE_INT64, 1)?;
+/// A configuration's engine, made ready if it is wanted.
+fn plan(
+    api: &'static Api,
+    handle: sys::cudnnHandle_t,
+    config: &Descriptor,
+    pick: usize,
+    wanted: Wanted,
+) -> Result<Option<Plan>> {
     let engine = Descriptor::new(api, Kind::CUDNN_BACKEND_ENGINE_DESCRIPTOR)?;
     config.get_descriptors(Attribute::CUDNN_ATTR_ENGINECFG_ENGINE, std::slice::from_ref(&engine))?;
     let index: Vec<i64> = engine.get(Attribute::CUDNN_ATTR_ENGINE_GLOBAL_INDEX, Type::CUDNN_TYPE_INT64, 1)?;
     // Notes are enums of 32 bits.
     let notes: Vec<u32> =
         engine.get(Attribute::CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, Type::CUDNN_TYPE_NUMERICAL_NOTE, 32)?;
-    let noted = |note: Note| notes.contains(&(note as u32));
-    let coarse = [
+    let unwanted = [
+        Note::CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC,
         Note::CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION,
         Note::CUDNN_NUMERICAL_NOTE_FFT,
         Note::CUDNN_NUMERICAL_NOTE_WINOGRAD,
@@ -248,14 +252,19 @@ fn plan(api: &'static Api, handle: sys::cudnnHandle_t, config: &Descriptor) -> R
         Note::CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_6x6,
         Note::CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_13x13,
     ];
-    Ok(Plan {
-        plan,
-        engine: index.first().copied().unwrap_or(-1),
-        workspace: usize::try_from(size.first().copied().unwrap_or(0)).unwrap_or(0),
-        deterministic: !noted(Note::CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC),
-        rounds_inputs: noted(Note::CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS),
-        coarse: coarse.into_iter().any(noted),
-    })
+    let noted = |note: Note| notes.contains(&(note as u32));
+    let rounds_inputs = noted(Note::CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS);
+    if unwanted.into_iter().any(noted) || (wanted.exact && rounds_inputs) {
+        return Ok(None);
+    }
+    let plan = Descriptor::new(api, Kind::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?;
+    plan.set(Attribute::CUDNN_ATTR_EXECUTION_PLAN_HANDLE, Type::CUDNN_TYPE_HANDLE, &[handle])?;
+    plan.set_descriptors(Attribute::CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, &[config])?;
+    plan.finalize()?;
+    let size: Vec<i64> = plan.get(Attribute::CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, Type::CUDNN_TYPE_INT64, 1)?;
+    let workspace = size.first().and_then(|&size| usize::try_from(size).ok()).unwrap_or(usize::MAX);
+    let engine = index.first().copied().unwrap_or(-1);
+    Ok(Some(Plan { plan, pick, engine, workspace }).filter(|_| workspace <= wanted.workspace))
 }
 
 impl Plan {

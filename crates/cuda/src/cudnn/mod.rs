@@ -5,11 +5,12 @@ mod api;
 mod graph;
 mod legacy;
 
-pub use graph::{Formats, Plan};
+pub use graph::{Formats, Plan, Wanted};
 pub use legacy::{Algorithm, Convolution, usable};
 
+pub use crate::conv::{Pass, Shape};
+
 use crate::Format;
-use crate::conv::{Pass, Shape};
 use crate::error::Result;
 use crate::libraries::{self, Library};
 use api::Api;
@@ -103,8 +104,8 @@ impl Cudnn {
     ///
     /// # Errors
     /// What cuDNN says; none that serves it.
-    pub fn plans(&self, shape: &Shape, pass: Pass, formats: Formats, add: bool, most: usize) -> Result<Vec<Plan>> {
-        graph::plans(self.api, self.handle, shape, pass, formats, add, most)
+    pub fn plans(&self, shape: &Shape, pass: Pass, formats: Formats, add: bool, wanted: Wanted) -> Result<Vec<Plan>> {
+        graph::plans(self.api, self.handle, shape, pass, formats, add, wanted)
     }
 
     /// Runs an engine; pointers as in [`Self::run`].

@@ -20,6 +20,7 @@ mod fill;
 mod max_pool;
 mod nms;
 mod normalize;
+pub mod own_conv;
 mod resize;
 mod running_stats;
 mod tiling;
@@ -98,6 +99,7 @@ pub fn sources() -> Vec<Source> {
         resize::SOURCE,
         running_stats::SOURCE,
     ];
+    all.extend(own_conv::sources());
     all.extend(crate::conv::SOURCES);
     all
 }

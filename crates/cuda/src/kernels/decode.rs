@@ -13,6 +13,8 @@ pub(super) const SOURCE: Source = Source { name: "decode.cu", text: include_str!
 
 /// Anchors of a block.
 const ANCHORS: usize = 64;
+/// Images of one launch.
+const MOST_IMAGES: usize = 65_535;
 
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -70,6 +72,7 @@ impl Decode {
         let fits = (1..=MAX_LEVELS).contains(&levels.len()) && pitch >= 4 + nc;
         expect("decode", fits, || format!("{} levels, {nc} classes, pitch {pitch}", levels.len()))?;
         let images = levels[0].boxes.n;
+        expect("decode", images <= MOST_IMAGES, || format!("{images} images"))?;
         let mut rows = [LevelArgs::default(); MAX_LEVELS];
         let mut anchors = 0;
         for (row, level) in rows.iter_mut().zip(levels) {

@@ -1,16 +1,18 @@
 // y = 0 over a channel range. Writes its bytes: 105 MB in 22 us at 4.8 TB/s.
 
-struct Args {
+struct FillArgs {
     View y;
-    u32 bytes_per_element;
+    Tiling t;
 };
 
-extern "C" __global__ void fill_zero(Args a) {
-    u64 packs = u64(a.y.c) * a.bytes_per_element / 16;
-    u64 total = u64(a.y.n) * a.y.h * a.y.w * packs;
-    u64 pitch = u64(a.y.pitch) * a.bytes_per_element;
-    for (u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x; i < total; i += u64(gridDim.x) * blockDim.x) {
-        u64 pixel = i / packs, pack = i % packs;
-        *reinterpret_cast<uint4*>(a.y.at + pixel * pitch + pack * 16) = make_uint4(0, 0, 0, 0);
-    }
+template <typename T> __device__ __forceinline__ void fill_zero(const FillArgs& a) {
+    Part part(a.t, pixels_of(a.y), a.y.c);
+    if (!part.inside) return;
+#pragma unroll 4
+    for (u32 p = part.first + part.row; p < part.end; p += a.t.rows)
+        store8(at<T>(a.y, p, part.channel()), Eight<T>{});
 }
+
+#define DEFINE(T, S) \
+    extern "C" __global__ void __launch_bounds__(256) fill_zero_##S(FillArgs a) { fill_zero<T>(a); }
+EACH_TYPE(DEFINE)

@@ -1,34 +1,30 @@
 //! Zeros.
 
 use super::compiler::Source;
-use super::tiling::expect_views;
-use super::{Function, Module, RawView};
+use super::tiling::{Cover, Tiling, Typed, expect_views};
+use super::{Module, RawView, channels_source};
 use crate::device::Gpu;
 use crate::error::Result;
 use crate::view::View;
 
-pub(super) const SOURCE: Source = Source { name: "fill.cu", text: include_str!("fill.cu") };
-
-/// Blocks of a launch, at most; a thread takes what is left.
-const BLOCKS: usize = 4096;
+pub(super) const SOURCE: Source = channels_source!("fill.cu");
 
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Args {
     y: RawView,
-    bytes_per_element: u32,
-    unused: u32,
+    tiling: Tiling,
 }
 
 /// `y = 0`.
 #[derive(Debug)]
-pub struct Fill(Function);
+pub struct Fill(Typed);
 
 impl Fill {
     /// # Errors
     /// As [`Module::load`].
     pub fn load(gpu: &Gpu) -> Result<Self> {
-        Ok(Self(Module::load(gpu, SOURCE)?.function("fill_zero")?))
+        Ok(Self(Typed::load(&Module::load(gpu, SOURCE)?, "fill_zero")?))
     }
 
     /// `y = 0`.
@@ -40,9 +36,9 @@ impl Fill {
     /// y is device memory of its extent.
     pub unsafe fn zero(&self, y: View) -> Result<()> {
         expect_views("fill", &[y])?;
-        let args = Args { y: y.into(), bytes_per_element: y.format.bytes() as u32, unused: 0 };
-        let blocks = (y.bytes() / 16).div_ceil(256).min(BLOCKS);
+        let cover = Cover::pointwise(y.pixels(), y.c);
+        let args = Args { y: y.into(), tiling: cover.tiling };
         // SAFETY: the caller's promise; the struct is the kernel's.
-        unsafe { self.0.launch([blocks as u32, 1, 1], [256, 1, 1], 0, &args) }
+        unsafe { self.0.of(y.format).launch(cover.grid, cover.block, 0, &args) }
     }
 }

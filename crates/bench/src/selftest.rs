@@ -76,10 +76,13 @@ pub enum Event<'a> {
     Row(&'a Row),
 }
 
-/// A part of the test: a name and what gives its rows.
+/// Rows of a part, for a device, a number format and a seed.
+type Run = dyn Fn(&Target, Numbers, u64) -> Result<Vec<Row>, BenchError>;
+
+/// A part of the test.
 struct Part {
     name: String,
-    run: Box<dyn Fn(&Target, Numbers, u64) -> Result<Vec<Row>, BenchError>>,
+    run: Box<Run>,
 }
 
 fn parts() -> Vec<Part> {

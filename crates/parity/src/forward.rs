@@ -15,7 +15,7 @@ fn predictions<D: Device>(device: &D, case: &str, branches: Branches) -> Vec<(&'
     predict(device, &model, &model::fold(&filled(&model, case)).expect("folds"), branches)
 }
 
-/// [`predictions`] of given folded tensors.
+/// Folded predictions of given tensors, (image, 4 + nc, anchor), one entry a branch.
 pub fn predict<D: Device>(
     device: &D,
     model: &Model,

@@ -72,7 +72,7 @@ fn logits(gpu: &Gpu, random: &mut Random, pixels: usize, channels: usize, bias: 
 }
 
 fn bench(gpu: &Gpu, format: Option<Format>) -> Result<()> {
-    let loss = Loss::new(gpu)?;
+    let loss = Loss::load(gpu)?;
     let config = LossConfig::new(CLASSES, vec![0.25, 1.0]);
     let mut random = Random(1);
     let (mut buffers, mut levels) = (Vec::new(), Vec::new());

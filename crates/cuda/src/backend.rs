@@ -2,8 +2,10 @@
 
 use crate::conv::{self, Pass, Request, Shape};
 use crate::executor::CudaOptions;
+use crate::kernels::loss::Loss;
 use crate::kernels::{Bias, BnReduce, BnStats, MaxPool};
 use crate::view::Format;
+use detect::external::DetectionLoss;
 use graph::ops::ConvAttrs;
 use graph::{Backend, DType, Graph, Kind, Op, Precision, TensorId};
 
@@ -39,6 +41,14 @@ impl Backend for CudaBackend {
                 let (pixels, channels) = extent(p.dy);
                 MaxPool::scratch(pixels, channels, p.attrs)
             }
+            Op::External(e) => match e.spec.as_any().downcast_ref::<DetectionLoss>() {
+                Some(spec) => {
+                    let map = |level: usize| graph.tensor(e.inputs[2 * level]).shape;
+                    let anchors = (0..spec.levels).map(|level| map(level).h * map(level).w).sum();
+                    Loss::scratch(spec.branches, spec.levels, map(0).n, anchors, spec.max_boxes) as usize
+                }
+                None => 0,
+            },
             _ => 0,
         };
         // A convolution's weight gradient is done with its scratch before the bias's begins.

@@ -8,10 +8,12 @@ use crate::engine::Engine;
 use crate::error::{CudaError, Result};
 use crate::executor::{CudaOptions, device};
 use crate::external::{Body, HostOp, Registry};
+use crate::kernels::loss::{DeviceTargets, Head, LevelMaps};
 use crate::kernels::{Branch, BranchGrad, BranchSums, DecodeLevel, RunningEntry};
 use crate::regions::Regions;
 use crate::transfer::Rows;
 use crate::view::View;
+use detect::external::DetectionLoss;
 use graph::ops::{self, ConvAttrs, External, Op};
 use graph::{Activation, ExecError, ParamId, Plan, Region, TensorId};
 
@@ -291,6 +293,7 @@ impl Lowering<'_> {
         let made = |body| HostOp::new(self.plan, op, body, self.memory.base);
         match body {
             Body::Decode => self.decode(op),
+            Body::Loss => self.loss(op),
             Body::Host(body) => {
                 let work = Work::Host(Box::new(made(body)));
                 self.launches.push(Launch { op: self.at, server: "host".to_owned(), work });
@@ -303,6 +306,33 @@ impl Lowering<'_> {
                 Ok(())
             }
         }
+    }
+
+    fn loss(&mut self, op: &External) -> std::result::Result<(), ExecError> {
+        let Some(spec) = op.spec.as_any().downcast_ref::<DetectionLoss>() else {
+            return Err(ExecError::UnknownOp(op.spec.name()));
+        };
+        let maps = 2 * spec.branches * spec.levels;
+        let mut levels = Vec::with_capacity(maps / 2);
+        for at in (0..maps).step_by(2) {
+            let gradients = match (op.gradients[at], op.gradients[at + 1]) {
+                (Some(boxes), Some(classes)) => Some((self.view(boxes)?, self.view(classes)?)),
+                _ => None,
+            };
+            let (boxes, classes) = (self.view(op.inputs[at])?, self.view(op.inputs[at + 1])?);
+            levels.push(LevelMaps { boxes, classes, gradients });
+        }
+        let [offsets, classes, boxes] = [0, 1, 2].map(|i| self.address(op.inputs[maps + i]));
+        let targets = DeviceTargets { offsets, classes, boxes, max_boxes: spec.max_boxes };
+        let (config, input_hw, batch) = (spec.config.clone(), spec.input_hw, self.plan.shape(op.inputs[0]).n);
+        let (values, scratch) = (self.address(op.outputs[0]), self.scratch());
+        self.card(OWN, move |e| {
+            let (config, levels) = (&config, &levels[..]);
+            let head = Head { config, batch, input_hw, levels, targets, loss_scale: None, values, scratch };
+            // SAFETY: as in `op`.
+            unsafe { e.kernels().loss.run(&head) }
+        });
+        Ok(())
     }
 
     fn decode(&mut self, op: &External) -> std::result::Result<(), ExecError> {

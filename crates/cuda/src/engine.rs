@@ -3,6 +3,7 @@
 use crate::conv::{Convolutions, tuning_file};
 use crate::device::Gpu;
 use crate::error::Result;
+use crate::kernels::loss::Loss;
 use crate::kernels::{
     Activate, Add, AveragePool, Bias, BnApply, BnBackward, BnReduce, BnStats, Commit, Copy, Decode, Fill, MaxPool,
     Normalize, Resize, RunningStats,
@@ -76,4 +77,5 @@ kernels! {
     resize: Resize,
     commit: Commit,
     decode: Decode,
+    loss: Loss,
 }

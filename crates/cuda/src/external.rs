@@ -5,6 +5,8 @@
 
 mod detection_loss;
 
+pub use detection_loss::host_loss;
+
 use crate::device::{Buffer, Gpu};
 use crate::error::Result;
 use crate::transfer::Rows;
@@ -21,6 +23,7 @@ pub type HostBody = Arc<dyn Fn(&External, &mut HostOperands) + Send + Sync>;
 pub(crate) enum Body {
     /// Kernels; the dispatch knows which.
     Decode,
+    Loss,
     Host(HostBody),
     /// Outputs and gradients that depend on shapes alone.
     Constant(HostBody),
@@ -34,8 +37,7 @@ pub(crate) struct Registry {
 impl Registry {
     pub fn standard() -> Self {
         use detect::external::{Decode, DetectionLoss};
-        let loss = Body::Host(Arc::new(detection_loss::run));
-        Self { rows: vec![(DetectionLoss::NAME, loss), (Decode::NAME, Body::Decode)] }
+        Self { rows: vec![(DetectionLoss::NAME, Body::Loss), (Decode::NAME, Body::Decode)] }
     }
 
     /// The latest body of a name counts.

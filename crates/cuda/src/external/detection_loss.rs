@@ -1,13 +1,19 @@
 //! The detection loss on the host: the reference body that the kernels are tested against.
 
-use super::{HostOperands, HostTensor};
+use super::{HostBody, HostOperands, HostTensor};
 use detect::external::DetectionLoss;
 use detect::external::body::{self, MAX_MAPS, no_map};
 use detect::{MapMut, MapRef, Scratch};
 use graph::ops::External;
 use std::array::from_fn;
+use std::sync::Arc;
 
-pub(super) fn run(op: &External, io: &mut HostOperands) {
+/// The body to register under [`DetectionLoss::NAME`] in place of the kernels.
+pub fn host_loss() -> HostBody {
+    Arc::new(run)
+}
+
+fn run(op: &External, io: &mut HostOperands) {
     let Some(spec) = op.spec.as_any().downcast_ref::<DetectionLoss>() else { return };
     let count = 2 * spec.branches * spec.levels;
     let map = |t: &HostTensor| (t.pitch, t.shape.h, t.shape.w);

@@ -13,7 +13,7 @@ pub fn open() -> Option<(Gpu, Loss)> {
         return None;
     }
     let gpu = Gpu::open(0).expect("a card that opens");
-    let loss = Loss::new(&gpu).expect("kernels that load");
+    let loss = Loss::load(&gpu).expect("kernels that load");
     Some((gpu, loss))
 }
 

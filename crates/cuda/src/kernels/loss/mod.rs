@@ -71,7 +71,7 @@ impl Loss {
     ///
     /// # Errors
     /// As [`Module::load`].
-    pub fn new(gpu: &Gpu) -> Result<Self> {
+    pub fn load(gpu: &Gpu) -> Result<Self> {
         let (assign, terms) = (Module::load(gpu, ASSIGN)?, Module::load(gpu, TERMS)?);
         Ok(Self {
             assign: [

@@ -3,7 +3,7 @@
 //! An op becomes a few launches with all addresses in them, so that running a plan looks nothing up.
 
 use crate::backend::{format, request};
-use crate::conv::{ConvId, Places, serve};
+use crate::conv::{ConvId, Places};
 use crate::engine::Engine;
 use crate::error::{CudaError, Result};
 use crate::executor::{CudaOptions, device};
@@ -217,11 +217,8 @@ impl Lowering<'_> {
         };
         let mut convolutions = self.engine.convolutions_mut();
         let id: ConvId = convolutions.prepare(request, self.options.tune).map_err(device)?;
-        let choice = convolutions.choice(id).unwrap_or_default().to_owned();
+        let server = convolutions.choice(id).unwrap_or_default().to_owned();
         drop(convolutions);
-        let server = serve(&request).name();
-        let server =
-            if choice.is_empty() || choice == server { server.to_owned() } else { format!("{server} {choice}") };
         // SAFETY: as in `op`.
         self.card(server, move |e| unsafe { e.convolutions().run(id, places) });
         Ok(())

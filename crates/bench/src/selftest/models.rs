@@ -37,10 +37,11 @@ struct Bounds {
 fn bounds(numbers: Numbers) -> Bounds {
     match numbers {
         // Untrained models amplify: their deep maps hardly vary, and batch norms divide by that. The processor's own float32
-        // is off by up to 0.02 %, 0.03 % and 0.05 %; half precision leaves the sign and size of a gradient and little more.
-        Numbers::F32 => Bounds { forward: 1e-2, loss: 1e-4, gradient: 2e-2, backward: 2e-2, parameter: Some(5e-2) },
+        // is off by up to 0.08 % forward, 0.5 % backward, and 1.8 % where an anchor changes sides (all gelan-e); half
+        // precision leaves the size of a gradient and little more.
+        Numbers::F32 => Bounds { forward: 2e-2, loss: 1e-4, gradient: 0.1, backward: 5e-2, parameter: Some(0.2) },
         Numbers::Tf32 | Numbers::F16 => {
-            Bounds { forward: 0.5, loss: 0.02, gradient: 2.0, backward: 2.0, parameter: None }
+            Bounds { forward: 1.0, loss: 0.05, gradient: 2.0, backward: 2.0, parameter: None }
         }
         Numbers::Bf16 => Bounds { forward: 1.0, loss: 0.1, gradient: 2.0, backward: 2.0, parameter: None },
     }

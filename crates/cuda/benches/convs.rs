@@ -1,14 +1,14 @@
 //! Every convolution of a model's training step, by whom it is served, against its bound. Without a GPU, all but times.
 //!
 //! `cargo bench -p yolov9-cuda --bench convs`. MODELS (yolov9-t,yolov9-s,yolov9-m), BATCH (64) and IMG (640) choose the
-//! steps, FORMAT (bf16) the precision; JSON names a file for all rows. Bounds: FLOPs at 600 TFLOP/s or bytes at 3.6 TB/s
-//! (one H200), the larger. Times are medians of 9 replays of a graph of ten calls.
+//! steps, FORMAT (bf16) the precision, PADDING=0 plans without `conv::padded`; JSON names a file for all rows. Bounds:
+//! FLOPs at 600 TFLOP/s or bytes at 3.6 TB/s (one H200), the larger. Times are medians of 9 replays of a graph of ten calls.
 
-use cuda::conv::{Convolutions, Pass, Places, Request, Shape, serve, time, workspace};
+use cuda::conv::{Convolutions, Pass, Places, Request, Shape, padded, reads_bytes, serve, time, workspace};
 use cuda::{CudaError, Format, Gpu, libraries};
 use detect::external::LevelTensors;
-use graph::ops::ConvAttrs;
-use graph::{Backend, CompileOptions, DType, Graph, GraphBuilder, Op, Plan, Precision, TensorId, compile};
+use graph::ops::{Conv2d, ConvAttrs};
+use graph::{Backend, CompileOptions, DType, Graph, GraphBuilder, Kind, Op, Plan, Precision, TensorId, compile};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -25,10 +25,41 @@ fn text(error: impl Display) -> String {
     error.to_string()
 }
 
-/// Only shapes matter here.
-struct NoWorkspace;
+/// A card as far as shapes go.
+struct Card {
+    /// False for the least padding.
+    pads: bool,
+}
 
-impl Backend for NoWorkspace {
+impl Backend for Card {
+    fn padded(&self, channels: usize) -> usize {
+        if self.pads { padded(channels) } else { channels.next_multiple_of(8) }
+    }
+
+    fn reads_bytes(&self, conv: &Conv2d, graph: &Graph, precision: Precision) -> bool {
+        let (x, y) = (graph.tensor(conv.x).shape, graph.tensor(conv.y).shape);
+        let outputs = self.padded(y.c);
+        let shape = Shape {
+            images: x.n,
+            height: x.h,
+            width: x.w,
+            inputs: 8,
+            outputs,
+            kernel: conv.attrs.kernel,
+            stride: conv.attrs.stride,
+            pad: conv.attrs.pad,
+            groups: conv.attrs.groups,
+            input_pitch: 3,
+            output_pitch: outputs,
+        };
+        let format = match precision.activation {
+            DType::BF16 => Format::Bf16,
+            DType::F16 => Format::F16,
+            _ => return false,
+        };
+        reads_bytes(shape, format)
+    }
+
     fn workspace(&self, _: &Op, _: &Graph, _: Precision) -> u64 {
         0
     }
@@ -48,16 +79,18 @@ fn plan(name: &str, batch: usize, side: usize, precision: Precision) -> Result<P
     let weights = if branches.len() == 2 { vec![0.25, 1.0] } else { vec![1.0] };
     let config = detect::LossConfig::new(NC, weights);
     let (loss, _) = detect::external::loss(&mut b, config, &branches, 64 * batch, (side, side));
-    compile(b.finish(), &NoWorkspace, &CompileOptions::training(precision, loss)).map_err(text)
+    let card = Card { pads: setting("PADDING", 1) == 1 };
+    compile(b.finish(), &card, &CompileOptions::training(precision, loss)).map_err(text)
 }
 
 /// The unique requests of a plan, with how often each occurs, in order of first use.
 fn requests(plan: &Plan, format: Format) -> Vec<(Request, usize)> {
+    let bytes = |x: TensorId| plan.graph().tensor(x).kind == Kind::Raw(DType::U8);
     let shape = |x: TensorId, y: TensorId, attrs: ConvAttrs| {
         // Groups are counted over logical channels.
         let channels = |id| if attrs.groups == 1 { plan.placement(id).channels } else { plan.shape(id).c };
         let input = plan.shape(x);
-        Shape {
+        let shape = Shape {
             images: input.n,
             height: input.h,
             width: input.w,
@@ -69,7 +102,8 @@ fn requests(plan: &Plan, format: Format) -> Vec<(Request, usize)> {
             groups: attrs.groups,
             input_pitch: plan.placement(x).pitch,
             output_pitch: plan.placement(y).pitch,
-        }
+        };
+        if bytes(x) { shape.over_bytes() } else { shape }
     };
     let mut found: Vec<(Request, usize)> = Vec::new();
     let mut index: HashMap<Request, usize> = HashMap::new();
@@ -78,14 +112,15 @@ fn requests(plan: &Plan, format: Format) -> Vec<(Request, usize)> {
             Op::Conv2d(c) => {
                 let single = plan.precision().of(plan.graph().tensor(c.y).kind) == DType::F32;
                 let request = Request::new(shape(c.x, c.y, c.attrs), Pass::Forward, format);
-                Request { output: if single { Format::F32 } else { format }, ..request }
+                Request { output: if single { Format::F32 } else { format }, bytes: bytes(c.x), ..request }
             }
             Op::ConvDataGrad(c) => {
                 let request = Request::new(shape(c.dx, c.dy, c.attrs), Pass::Data, format);
                 Request { add: c.accumulate, ..request }
             }
             Op::ConvWeightGrad(c) => {
-                Request { add: true, ..Request::new(shape(c.x, c.dy, c.attrs), Pass::Weight, format) }
+                let request = Request::new(shape(c.x, c.dy, c.attrs), Pass::Weight, format);
+                Request { add: true, bytes: bytes(c.x), ..request }
             }
             _ => continue,
         };
@@ -207,9 +242,11 @@ fn reasons(batch: usize, format: Format) -> Vec<(Request, usize)> {
         let s = Shape::packed(batch, side, c, c, k, 1);
         shapes.extend([s, Shape { input_pitch: 4 * c, ..s }, Shape { output_pitch: 4 * c, ..s }]);
     }
-    for (side, few, many) in [(40, 184, 192), (80, 120, 128), (40, 240, 256), (20, 360, 384), (40, 136, 192)] {
+    let pads = [(40, 184, 192), (80, 120, 128), (40, 240, 256), (80, 240, 256), (20, 360, 384), (40, 136, 160)];
+    for (side, few, many) in pads {
         shapes.extend([few, many].map(|c| Shape::packed(batch, side, c, c, 3, 1)));
     }
+    shapes.extend([240, 256].map(|c| Shape::packed(batch, 159, 128, c, 3, 2)));
     let all =
         |shape| Pass::ALL.map(|pass| (Request { add: pass == Pass::Weight, ..Request::new(shape, pass, format) }, 1));
     shapes.into_iter().flat_map(all).collect()

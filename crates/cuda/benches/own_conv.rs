@@ -151,6 +151,9 @@ fn bench() -> Result<()> {
         bench.row(&format!("stem 3->{outputs} @640"), stem)?;
         bench.row(&format!("stem 3->{outputs} @640 from bytes"), Request { bytes: true, input_pitch: 3, ..stem })?;
     }
+    for (side, inputs, outputs) in [(320, 16, 32), (320, 32, 64), (159, 32, 64)] {
+        bench.row(&format!("3x3 {inputs}->{outputs} stride 2 @{side}"), request(side, inputs, outputs, 3, 2, 1))?;
+    }
     for side in [80, 40, 20] {
         bench.row(&format!("3x3 64->64 in 4 groups @{side}"), request(side, 64, 64, 3, 1, 4))?;
         let point = request(side, 64, 64, 1, 1, 4);

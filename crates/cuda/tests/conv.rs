@@ -1,6 +1,6 @@
 //! Convolutions on a card against their definition in float64, every way that a library offers.
 
-use cuda::conv::{Convolutions, Pass, Places, Request, Shape, workspace};
+use cuda::conv::{Convolutions, Pass, Places, Request, Shape, reads_bytes, workspace};
 use cuda::{Buffer, Format, Gpu};
 use half::{bf16, f16};
 use std::collections::BTreeMap;
@@ -82,6 +82,14 @@ impl Tensor {
         made
     }
 
+    /// What a picture of bytes counts as, over 8 channels.
+    fn of_bytes(format: Format, picture: &[u8]) -> Self {
+        let pixel = |p: &[u8]| std::array::from_fn(|c| p.get(c).map_or(0.0, |&v| f64::from(f32::from(v) / 255.0)));
+        let values: Vec<f64> = picture.chunks_exact(3).flat_map(|p| -> [f64; 8] { pixel(p) }).collect();
+        let values = values.into_iter().map(|v| round(format, v)).collect();
+        Self { format, rows: picture.len() / 3, channels: 8, pitch: 8, before: 0, values }
+    }
+
     fn poisoned(&self) -> Self {
         Self { values: vec![f64::NAN; self.values.len()], ..self.clone() }
     }
@@ -147,7 +155,11 @@ fn check(gpu: &Gpu, convolutions: &mut Convolutions, request: Request, seed: u64
     let per_in = s.inputs / s.groups;
     let of = |pass, other| if request.pass == pass { other } else { format };
     let output = if request.pass == Pass::Forward { request.output } else { format };
-    let x = Tensor::random(format, s.in_pixels(), s.inputs, s.input_pitch, seed);
+    let picture: Vec<u8> = (0..s.in_pixels() * 3).map(|i| (testkit::mix(seed << 40 | i as u64) >> 20) as u8).collect();
+    let x = match request.bytes {
+        true => Tensor::of_bytes(format, &picture),
+        false => Tensor::random(format, s.in_pixels(), s.inputs, s.input_pitch, seed),
+    };
     let w = Tensor::random(of(Pass::Weight, single), 1, s.weights(), s.weights(), seed + 1);
     let y = Tensor::random(output, s.out_pixels(), s.outputs, s.output_pitch, seed + 2);
     let mut operands = [x, w, y];
@@ -175,7 +187,13 @@ fn check(gpu: &Gpu, convolutions: &mut Convolutions, request: Request, seed: u64
         assert_eq!(convolutions.choice(id), Some(&**way), "{request}");
         let mut runs = Vec::new();
         for _ in 0..2 {
-            let held: Vec<(Buffer, u64)> = operands.iter().map(|t| t.upload(gpu)).collect();
+            let mut held: Vec<(Buffer, u64)> = operands.iter().map(|t| t.upload(gpu)).collect();
+            if request.bytes {
+                let mut buffer = gpu.allocate(picture.len()).expect("memory");
+                buffer.write(0, &picture).expect("written");
+                held[0] = (buffer, 0);
+                held[0].1 = held[0].0.address();
+            }
             let space = usize::try_from(workspace(&request)).expect("a size");
             let mut scratch = gpu.allocate(space).expect("memory");
             scratch.write(0, &vec![0xFFu8; space.min(1 << 20)]).expect("written");
@@ -287,6 +305,25 @@ fn odd_groups_and_one_channel_a_group() {
         for pass in Pass::ALL {
             for (format, tf32) in ALL {
                 check(&gpu, &mut convolutions, Request { tf32, ..Request::new(shape, pass, format) }, 300);
+            }
+        }
+    }
+}
+
+/// Our stem, and the definition for what it was not made for.
+#[test]
+fn pictures_of_bytes() {
+    let Some((gpu, mut convolutions)) = card() else { return };
+    for (outputs, width, kernel, stride) in
+        [(16, 20, 3, 2), (32, 36, 3, 2), (64, 20, 3, 2), (24, 9, 3, 2), (32, 7, 5, 1)]
+    {
+        let shape = Shape { width, ..Shape::packed(2, 14, 8, outputs, kernel, stride) }.over_bytes();
+        for pass in [Pass::Forward, Pass::Weight] {
+            for format in [Format::F32, Format::F16, Format::Bf16] {
+                let request = Request { bytes: true, add: pass == Pass::Weight, ..Request::new(shape, pass, format) };
+                let ways = check(&gpu, &mut convolutions, request, 600);
+                let ours = reads_bytes(shape, format) && gpu.properties().major >= 8;
+                assert_eq!(ways, 1 + usize::from(ours), "{request}");
             }
         }
     }

@@ -144,7 +144,7 @@ fn check(gpu: &Gpu, own: &OwnConv, r: &Request, random: &mut Random) -> Result<(
     let mut x = many(in_pixels * r.inputs, r.operands);
     let mut w = many(weights, r.operands);
     let mut y = many(out_pixels * r.outputs, r.operands);
-    let stem = r.stride == 2;
+    let stem = r.inputs == 8;
     let image: Vec<u8> = (0..in_pixels * 3).map(|_| random.next() as u8).collect();
     if stem {
         // Five of the eight channels are padding.
@@ -321,6 +321,13 @@ fn stems_are_convolved_wrongly() {
 }
 
 #[test]
+fn data_gradients_of_stride_2_are_wrong() {
+    for (inputs, outputs, many) in [(16, 32, 40), (32, 64, 20)] {
+        check_shapes(request(inputs, outputs, 3, 2, 1), &[Pass::Data], many, 100 + inputs as u64);
+    }
+}
+
+#[test]
 fn stems_over_bytes_are_convolved_wrongly() {
     for outputs in [16, 32, 64] {
         let base = Request { bytes: true, ..request(8, outputs, 3, 2, 1) };
@@ -334,7 +341,8 @@ fn requests_that_no_kernel_was_made_for_are_taken() {
     let few = request(32, 32, 3, 1, 1);
     let stem = request(8, 32, 3, 2, 1);
     let grouped = request(64, 64, 3, 1, 4);
-    for served in [few, stem, grouped, Request { width: 4, bytes: true, input_pitch: 3, ..stem }] {
+    let down = Request { pass: Pass::Data, ..request(32, 64, 3, 2, 1) };
+    for served in [few, stem, grouped, down, Request { width: 4, bytes: true, input_pitch: 3, ..stem }] {
         assert!(serves(&served), "{served:?}");
     }
     let f32_weight = Request { pass: Pass::Weight, output: Format::F32, ..few };
@@ -354,6 +362,8 @@ fn requests_that_no_kernel_was_made_for_are_taken() {
         Request { bytes: true, ..few },
         Request { pass: Pass::Weight, ..few },
         Request { pass: Pass::Data, ..stem },
+        Request { pass: Pass::Forward, ..down },
+        Request { outputs: 32, ..down },
         Request { width: 6, bytes: true, input_pitch: 3, ..stem },
         Request { outputs: 24, output_pitch: 24, ..stem },
         Request { groups: 2, ..grouped },

@@ -1,7 +1,7 @@
 //! What runs plans.
 
 use crate::graph::{Graph, TensorId};
-use crate::ops::Op;
+use crate::ops::{Conv2d, Op};
 use crate::optimizer::{CommitReport, CommitStep, OptimizerKind};
 use crate::params::ParamLayout;
 use crate::plan::Plan;
@@ -14,6 +14,13 @@ pub trait Backend {
     /// least one where the device's convolutions are faster for it.
     fn padded(&self, channels: usize) -> usize {
         crate::channels::aligned(channels)
+    }
+
+    /// True where a convolution without groups runs on its input `x` as raw bytes, 3 packed channels that each count as
+    /// value / 255 rounded to the activation type: forward, and its weight gradient. Asked before channels are laid
+    /// out. The weights have [`crate::CHANNEL_ALIGN`] input channels in memory, as over a normalised picture.
+    fn reads_bytes(&self, _conv: &Conv2d, _graph: &Graph, _precision: Precision) -> bool {
+        false
     }
 
     /// Scratch bytes of one op, by shapes alone.

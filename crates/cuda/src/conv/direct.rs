@@ -59,13 +59,14 @@ impl OwnConv for Direct {
     fn prepare(&self, gpu: &Gpu, request: &Request) -> Result<Box<dyn OwnPass>> {
         request.check()?;
         let s = &request.shape;
+        let read = if request.bytes { "_bytes" } else { "" };
         let (format, output) = (request.format.name(), request.result().name());
         let (name, threads) = match request.pass {
-            Pass::Forward => (format!("forward_{format}_{output}"), s.out_pixels() * s.outputs),
+            Pass::Forward => (format!("forward_{format}_{output}{read}"), s.out_pixels() * s.outputs),
             Pass::Data => (format!("data_{format}"), s.in_pixels() * s.inputs),
             Pass::Weight => {
                 let blocks = s.outputs * s.kernel * s.kernel * (s.inputs / s.groups).div_ceil(32);
-                (format!("weight_{format}"), blocks * 256)
+                (format!("weight_{format}{read}"), blocks * 256)
             }
         };
         // Below 2^31, which requests are checked for.

@@ -15,7 +15,7 @@ mod ways;
 pub use own::{OwnConv, OwnPass};
 pub use scratch::workspace;
 pub use shape::{Pass, Request, Shape};
-pub use table::{Server, padded, serve};
+pub use table::{Server, padded, reads_bytes, serve};
 pub use tuning::time;
 
 use crate::cublaslt::CublasLt;
@@ -102,11 +102,19 @@ impl Convolutions {
     }
 
     /// Names of the ways that serve a request: our own kernel, the library's, and the direct one that does everything.
+    /// Each ran once, where there is memory to try it.
     pub fn ways(&self, request: &Request) -> Vec<String> {
-        if request.check().is_err() {
+        if request.check().is_err() || self.libraries.gpu.context().bind_to_thread().is_err() {
             return Vec::new();
         }
-        (0..STAGES).flat_map(|stage| self.libraries.ways(request, stage)).map(|way| way.name).collect()
+        let trial = Trial::new(&self.libraries, request).ok();
+        let ways = (0..STAGES).flat_map(|stage| self.libraries.ways(request, stage));
+        ways.filter(|way| self.runs(trial.as_ref(), request, way)).map(|way| way.name).collect()
+    }
+
+    /// True where a way ran, or where there is no memory to try it in. Libraries name ways that then refuse to run.
+    fn runs(&self, trial: Option<&Trial>, request: &Request, way: &Way) -> bool {
+        trial.is_none_or(|trial| trial.run(&self.libraries, request, way).is_ok())
     }
 
     /// Prepares a request in one of its [`Self::ways`], beside what else serves it: for tests and benches.
@@ -127,8 +135,8 @@ impl Convolutions {
     }
 
     /// Chooses a way to compute a request, once for each request. With `tune`, the first few ways are timed and the
-    /// choice is kept; else it is the kept choice, or the first way that runs. Takes memory for the request's tensors on the
-    /// way and gives it back: where there is not enough, nothing is tried and the library's first pick is taken.
+    /// choice is kept; else it is the kept choice, or the first way. Each is run once before it is taken. Takes memory for
+    /// the request's tensors on the way and gives it back: where there is not enough, nothing is tried.
     ///
     /// # Errors
     /// Extents that no convolution has; no way to compute it; what the driver says.
@@ -148,20 +156,22 @@ impl Convolutions {
 
     fn choose(&mut self, request: &Request, tune: bool) -> Result<Way> {
         let key = self.key(request);
+        let trial = Trial::new(&self.libraries, request).ok();
         let kept = self.given.get(&key).map(String::as_str).or_else(|| self.tuning.get(&key));
         if let Some(name) = kept {
-            let mut ways = (0..STAGES).flat_map(|stage| self.libraries.ways(request, stage));
-            if let Some(way) = ways.find(|way| way.name == name) {
+            let same = |way: &Way| way.name == name && self.runs(trial.as_ref(), request, way);
+            if let Ok(way) = self.first(request, same) {
                 return Ok(way);
             }
         }
-        let trial = Trial::new(&self.libraries, request).ok();
-        let Some(trial) = trial else { return self.first(request, |_| true) };
-        if tune && let Some(way) = self.fastest(request, &trial) {
+        if tune
+            && let Some(trial) = &trial
+            && let Some(way) = self.fastest(request, trial)
+        {
             self.tuning.insert(key, way.name.clone());
             return Ok(way);
         }
-        self.first(request, |way| trial.run(&self.libraries, request, way).is_ok())
+        self.first(request, |way| self.runs(trial.as_ref(), request, way))
     }
 
     /// The first way that will do.

@@ -39,7 +39,7 @@ pub trait OwnPass: Send + Sync {
     unsafe fn run(&self, places: &Places) -> Result<()>;
 }
 
-/// The tiled kernels for stems, few channels and groups of 16.
+/// The tiled kernels for stems, few channels, groups of 16 and data gradients of stride 2.
 #[derive(Debug)]
 pub(super) struct Tiles;
 
@@ -62,7 +62,7 @@ impl Tiles {
             operands: r.format,
             output: r.result(),
             add: r.add,
-            bytes: false,
+            bytes: r.bytes,
         }
     }
 }

@@ -32,7 +32,8 @@ pub fn workspace(request: &Request) -> u64 {
     }
     let by_library = match library(request) {
         Server::CublasLt => library_workspace(request),
-        _ => Scratch::of(request).total,
+        Server::Own(_) => 0,
+        Server::Cudnn => Scratch::of(request).total,
     };
     own(request).map_or(0, |kernel| kernel.workspace(request)).max(by_library).next_multiple_of(256)
 }

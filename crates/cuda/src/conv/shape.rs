@@ -76,6 +76,13 @@ impl Shape {
         (self.inputs / groups).is_multiple_of(8) && (self.outputs / groups).is_multiple_of(8)
     }
 
+    /// Over a picture of bytes, 3 channels packed: `inputs` are then the 8 channels of the weights, of which the last 5
+    /// are padding.
+    #[must_use]
+    pub fn over_bytes(self) -> Self {
+        Self { inputs: 8, input_pitch: 3, ..self }
+    }
+
     /// With packed tensors.
     pub(super) fn without_pitch(self) -> Self {
         Self { input_pitch: self.inputs, output_pitch: self.outputs, ..self }
@@ -129,12 +136,15 @@ pub struct Request {
     pub tf32: bool,
     /// Adds to what is there.
     pub add: bool,
+    /// x is a picture of bytes, as [`Shape::over_bytes`] has it: each counts as value / 255, rounded as `format` is. Not
+    /// for the data pass.
+    pub bytes: bool,
 }
 
 impl Request {
     /// Everything in one format, float32 in full, overwriting.
     pub fn new(shape: Shape, pass: Pass, format: Format) -> Self {
-        Self { shape, pass, format, output: format, tf32: false, add: false }
+        Self { shape, pass, format, output: format, tf32: false, add: false, bytes: false }
     }
 
     /// `output`, where the pass heeds it.
@@ -162,10 +172,11 @@ impl Request {
         let times = if self.add { 2 } else { 1 };
         let of = |elements: usize| (elements * self.format.bytes()) as u64;
         let to = |elements: usize| (elements * self.result().bytes() * times) as u64;
+        let read = if self.bytes { (s.in_pixels() * s.input_pitch) as u64 } else { of(x) };
         match self.pass {
-            Pass::Forward => of(x) + of(w) + to(y),
+            Pass::Forward => read + of(w) + to(y),
             Pass::Data => of(y) + of(w) + to(x),
-            Pass::Weight => of(x) + of(y) + to(w),
+            Pass::Weight => read + of(y) + to(w),
         }
     }
 
@@ -175,7 +186,16 @@ impl Request {
         if self.pass == Pass::Forward && ![self.format, Format::F32].contains(&self.output) {
             return Err(CudaError::Extents(format!("{} from {}", self.output.name(), self.format.name())));
         }
-        self.shape.check()
+        if !self.bytes {
+            return self.shape.check();
+        }
+        let s = &self.shape;
+        let stem = (s.inputs, s.input_pitch, s.groups) == (8, 3, 1);
+        if !stem || self.pass == Pass::Data || self.output_format() != self.format {
+            return Err(CudaError::Extents(format!("a picture of bytes for {self:?}")));
+        }
+        // Counted as if it were as wide as the weights.
+        Shape { input_pitch: s.inputs, ..*s }.check()
     }
 }
 
@@ -189,8 +209,12 @@ impl fmt::Display for Request {
         if self.result() != self.format && self.pass == Pass::Forward {
             write!(f, " to {}", self.result().name())?;
         }
-        write!(f, " {}x{}x{} {}", s.images, s.height, s.width, s.inputs)?;
-        if s.input_pitch != s.inputs {
+        write!(f, " {}x{}x{} ", s.images, s.height, s.width)?;
+        match self.bytes {
+            true => write!(f, "bytes")?,
+            false => write!(f, "{}", s.inputs)?,
+        }
+        if s.input_pitch != s.inputs && !self.bytes {
             write!(f, "/{}", s.input_pitch)?;
         }
         write!(f, "->{}", s.outputs)?;
@@ -218,6 +242,10 @@ mod tests {
         assert_eq!(logits.to_string(), "forward f16 to f32 64x80x80 64/128->96 k3 s2 p1");
         let single = Request { tf32: true, ..Request::new(shape, Pass::Weight, Format::F32) };
         assert_eq!(single.to_string(), "weight f32 tf32 64x80x80 64/128->96 k3 s2 p1");
+        let stem = Shape::packed(64, 640, 8, 32, 3, 2).over_bytes();
+        let stem = Request { bytes: true, ..Request::new(stem, Pass::Forward, Format::Bf16) };
+        assert_eq!(stem.to_string(), "forward bf16 64x640x640 bytes->32 k3 s2 p1");
+        assert_eq!(stem.bytes(), 64 * (640 * 640 * 3 + 320 * 320 * 32 * 2) + 32 * 9 * 8 * 2);
     }
 
     #[test]
@@ -232,5 +260,10 @@ mod tests {
         assert!(refused(Shape { images: 1 << 40, ..good }));
         let output = Request { output: Format::F16, ..Request::new(good, Pass::Forward, Format::Bf16) };
         assert!(output.check().is_err());
+        let picture = Request { bytes: true, ..Request::new(good.over_bytes(), Pass::Forward, Format::Bf16) };
+        assert!(picture.check().is_ok());
+        assert!(Request { pass: Pass::Data, ..picture }.check().is_err(), "a picture has no gradient");
+        assert!(Request { shape: good, ..picture }.check().is_err(), "16 channels are no picture");
+        assert!(Request { bytes: false, ..picture }.check().is_err(), "8 channels do not lie 3 apart");
     }
 }

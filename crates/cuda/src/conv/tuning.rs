@@ -66,8 +66,11 @@ impl Trial {
     pub fn new(libraries: &Libraries, request: &Request) -> Result<Self> {
         let s = &request.shape;
         let of = |pass| if request.pass == pass { request.result() } else { request.format };
+        let elements = s.in_pixels() * s.input_pitch;
+        // Any bytes are a picture.
+        let x = if request.bytes { elements.div_ceil(request.format.bytes()) } else { elements };
         let tensors = [
-            (s.in_pixels() * s.input_pitch, of(Pass::Data)),
+            (x, of(Pass::Data)),
             (s.weights(), of(Pass::Weight)),
             (s.out_pixels() * s.output_pitch, of(Pass::Forward)),
         ];
@@ -89,8 +92,10 @@ impl Trial {
     /// What the library or the driver says.
     pub fn run(&self, libraries: &Libraries, request: &Request, way: &Way) -> Result<()> {
         // SAFETY: memory of the request's extents and scratch.
-        unsafe { libraries.run(request, way, &self.places) }?;
-        libraries.gpu.synchronize()
+        let outcome = unsafe { libraries.run(request, way, &self.places) };
+        // Also what was launched before a failure must be over before the memory goes back.
+        libraries.gpu.synchronize()?;
+        outcome
     }
 
     /// Milliseconds of a way.

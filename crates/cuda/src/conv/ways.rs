@@ -12,8 +12,10 @@ use crate::device::Gpu;
 use crate::error::Result;
 use std::sync::Arc;
 
-/// Picks of each interface that are timed.
+/// Picks of cuDNN's older interface that are timed.
 const PICKS: usize = 2;
+/// Picks of its graph interface: its heuristics put the fastest second or third where channels are not multiples of 64.
+const ENGINES: usize = 3;
 /// Picks of cuBLASLt that are timed.
 const PRODUCT_PICKS: usize = 4;
 
@@ -68,23 +70,30 @@ impl Libraries {
             (_, 0) => own(request).map(own_way).unwrap_or_default(),
             (_, 3) => own_way(&Direct),
             (Server::CublasLt, 1) => self.products(request).unwrap_or_default(),
-            // What writes float32 itself comes before what rounds to half precision on the way.
-            (Server::Cudnn, 1) if casts(request) => self.engines(request, true, PICKS),
-            (Server::Cudnn, 2) if casts(request) => self.algorithms(request).unwrap_or_default(),
-            (Server::Cudnn, 1) => self.algorithms(request).unwrap_or_default(),
-            (Server::Cudnn, 2) => {
-                let scratch = Scratch::of(request);
-                match scratch.x.or(scratch.y) {
-                    None => self.engines(request, true, PICKS),
-                    Some(_) => {
-                        let mut ways = self.engines(request, true, 1);
-                        ways.extend(self.engines(request, false, 1));
-                        ways
-                    }
+            // What writes float32 itself comes before what rounds to half precision on the way, and the interface that
+            // names algorithms for groups which it then refuses to run comes last.
+            (Server::Cudnn, 1 | 2) => {
+                let engines_first = casts(request) || request.shape.groups > 1;
+                if (stage == 1) == engines_first {
+                    self.graph_engines(request)
+                } else {
+                    self.algorithms(request).unwrap_or_default()
                 }
             }
             _ => Vec::new(),
         }
+    }
+
+    /// Engines on the tensors as they lie and, where one is a range, on packed copies: a range's sum is then computed
+    /// into scratch and added.
+    fn graph_engines(&self, request: &Request) -> Vec<Way> {
+        let scratch = Scratch::of(request);
+        if casts(request) || scratch.x.or(scratch.y).is_none() {
+            return self.engines(request, true, ENGINES);
+        }
+        let mut ways = self.engines(request, false, ENGINES - 1);
+        ways.extend(self.engines(request, true, 1));
+        ways
     }
 
     fn products(&self, request: &Request) -> Result<Vec<Way>> {

@@ -42,6 +42,17 @@ template <bool TRANSPOSED> __device__ __forceinline__ void load_matrices(u32 (&r
                      : "=r"(r[0]), "=r"(r[1]) : "r"(at) : "memory");
 }
 
+// Parts of the weights of one k step for all UN tiles of 8 outputs, STEP bytes apart.
+template <bool DATA, int UN, int STEP> __device__ __forceinline__ void load_pairs(u32 (&b)[UN][2], u32 at) {
+#pragma unroll
+    for (int j = 0; j + 1 < UN; j += 2) {
+        u32 r[4];
+        load_matrices<DATA>(r, at + j * STEP);
+        b[j][0] = r[0], b[j][1] = r[1], b[j + 1][0] = r[2], b[j + 1][1] = r[3];
+    }
+    if constexpr (UN % 2 == 1) load_matrices<DATA>(b[UN - 1], at + (UN - 1) * STEP);
+}
+
 // d += a b with 16 values, or 8, to sum over.
 __device__ __forceinline__ void multiply(bf16, float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "

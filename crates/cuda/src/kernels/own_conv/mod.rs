@@ -1,4 +1,5 @@
-//! Convolutions of our own where cuDNN is far from its bound: the stem, few channels and groups of 16, in NHWC with half
+//! Convolutions of our own where cuDNN is far from its bound: the stem, few channels (also the data gradient of stride
+//! 2) and groups of 16, in NHWC with half
 //! operands and f32 sums, on tensor cores from compute capability 8.0 on.
 
 mod table;
@@ -223,7 +224,7 @@ impl OwnPass {
         let pixels = (r.images * r.height * r.width) as u32;
         let [x_pitch, y_pitch] = [r.input_pitch as u32, r.output_pitch as u32];
         let (blocks, add) = (r.blocks(variant) as u32, u32::from(r.add));
-        // What is read, what is written, and their pitches. Both sides of a tiled convolution have the same pixels.
+        // What is read, what is written, and their pitches. A tiled convolution knows one side's extents from the other's.
         let (places, pitches) = match r.pass {
             Pass::Forward => ([x, w, y], [x_pitch, y_pitch]),
             Pass::Data => ([y, w, x], [y_pitch, x_pitch]),
@@ -234,7 +235,7 @@ impl OwnPass {
         // SAFETY: arguments as the kernels declare them; the caller's promise about the places.
         unsafe {
             match variant.file {
-                File::Conv3x3 | File::Weight => {
+                File::Conv3x3 | File::DownData | File::Weight => {
                     let last = if r.pass == Pass::Weight { pixels } else { add };
                     let argument = Tiled { places, pitches, h, w: width, tiles, last };
                     self.kernel.launch(grid, block, shared, &argument)?;

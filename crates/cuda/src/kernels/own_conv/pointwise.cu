@@ -1,6 +1,6 @@
 // 1x1 convolution in groups of 16 channels and its data gradient: y(p, n) = sum over k of x(p, k) w(n, k), or
 // dx(p, k) = sum over n of dy(p, n) w(n, k). Reads and writes each pixel once: 64 channels at 80 x 80, batch 64: 105 MB,
-// bound 29 us (157 MB and 44 us with f32 results).
+// bound 29 us (157 MB and 44 us with f32 results). Measured on an H200, 2026-11-30: 33 us (45 us).
 //
 // No shared memory: the order of the channels that an instruction sums over, and of those that it makes, is free as long
 // as both operands agree. Lane q of the four that hold a pixel takes channels 4q..4q+3 on both sides: 8 bytes.

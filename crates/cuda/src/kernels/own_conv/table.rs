@@ -9,6 +9,7 @@ use crate::view::Format;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum File {
     Conv3x3,
+    DownData,
     Weight,
     Pointwise,
     Stem,
@@ -30,6 +31,7 @@ macro_rules! both {
 }
 
 const CONV3X3: [Source; 2] = both!("conv3x3", "instructions.cuh", "tiles.cuh", "conv3x3.cu");
+const DOWN_DATA: [Source; 2] = both!("conv_down_data", "instructions.cuh", "tiles.cuh", "down_data.cu");
 const WEIGHT: [Source; 2] = both!("conv_weight", "instructions.cuh", "tiles.cuh", "weight.cu");
 const POINTWISE: [Source; 2] = both!("pointwise", "instructions.cuh", "tiles.cuh", "pointwise.cu");
 const STEM: [Source; 2] = both!("stem", "instructions.cuh", "tiles.cuh", "stem.cuh", "stem.cu");
@@ -42,6 +44,7 @@ impl File {
         let format = usize::from(operands == Format::F16);
         match self {
             Self::Conv3x3 => CONV3X3[format],
+            Self::DownData => DOWN_DATA[format],
             Self::Weight => WEIGHT[format],
             Self::Pointwise => POINTWISE[format],
             Self::Stem => STEM[format],
@@ -51,7 +54,7 @@ impl File {
 }
 
 pub(super) fn sources() -> Vec<Source> {
-    [&CONV3X3[..], &WEIGHT, &POINTWISE, &STEM, &STEM_WEIGHT, &[SUM]].concat()
+    [&CONV3X3[..], &DOWN_DATA, &WEIGHT, &POINTWISE, &STEM, &STEM_WEIGHT, &[SUM]].concat()
 }
 
 /// A kernel and its geometry.
@@ -93,6 +96,7 @@ pub(super) fn find(r: &Request) -> Option<Variant> {
         return None;
     }
     match (r.kernel, r.stride, r.groups) {
+        (3, 2, 1) if r.pass == Pass::Data => down_data(r),
         (3, 2, 1) => stem(r),
         _ if r.bytes || r.stride != 1 || r.inputs != r.outputs => None,
         (3, _, 1) => few_channels(r),
@@ -134,6 +138,19 @@ fn stem(r: &Request) -> Option<Variant> {
         let blocks = 3 * MULTIPROCESSORS;
         Variant { file: File::StemWeight, kernel, threads: 128, shared, tile, blocks, group_blocks: 1 }
     })
+}
+
+/// The data gradient of stride 2; tiles are of the output's gradient.
+fn down_data(r: &Request) -> Option<Variant> {
+    let (kernel, resident) = match (r.inputs, r.outputs, r.bytes) {
+        (16, 32, false) => ("down16_data", 4),
+        (32, 64, false) => ("down32_data", 2),
+        _ => return None,
+    };
+    let tile = [8, 16];
+    let shared = 2 * (tile[0] + 1) * (tile[1] + 1) * r.outputs * 2 + r.outputs * ((9 * r.inputs / 8) | 1) * 16;
+    let blocks = resident * MULTIPROCESSORS;
+    Some(Variant { file: File::DownData, kernel, threads: 128, shared, tile, blocks, group_blocks: 1 })
 }
 
 /// Rows and columns of a tile, threads, and blocks that a multiprocessor holds at once.

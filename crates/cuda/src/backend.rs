@@ -6,7 +6,7 @@ use crate::kernels::loss::Loss;
 use crate::kernels::{Bias, BnReduce, BnStats, MaxPool};
 use crate::view::Format;
 use detect::external::DetectionLoss;
-use graph::ops::ConvAttrs;
+use graph::ops::{Conv2d, ConvAttrs};
 use graph::{Backend, DType, Graph, Kind, Op, Precision, TensorId};
 
 /// NVIDIA GPUs as plans are compiled for them. Needs no card and no driver.
@@ -22,6 +22,17 @@ impl CudaBackend {
 }
 
 impl Backend for CudaBackend {
+    fn padded(&self, channels: usize) -> usize {
+        conv::padded(channels)
+    }
+
+    fn reads_bytes(&self, conv: &Conv2d, graph: &Graph, precision: Precision) -> bool {
+        // Asked for before channels are laid out.
+        let outputs = self.padded(graph.tensor(conv.y).shape.c);
+        let shape = Shape { outputs, output_pitch: outputs, ..shape(graph, conv.x, conv.y, conv.attrs) };
+        format(Kind::Activation, precision).is_some_and(|format| conv::reads_bytes(shape.over_bytes(), format))
+    }
+
     fn workspace(&self, op: &Op, graph: &Graph, precision: Precision) -> u64 {
         let extent = |id: TensorId| (graph.tensor(id).shape.pixels(), graph.tensor(id).map.physical());
         let own = match op {
@@ -80,7 +91,10 @@ pub(crate) fn request(op: &Op, graph: &Graph, precision: Precision, tf32: bool) 
         _ => format(Kind::Activation, precision)?,
     };
     let format = format(Kind::Activation, precision)?;
-    Some(Request { shape: shape(graph, x, y, attrs), pass, format, output, tf32, add })
+    let bytes = graph.tensor(x).kind == Kind::Raw(DType::U8);
+    let shape = shape(graph, x, y, attrs);
+    let shape = if bytes { shape.over_bytes() } else { shape };
+    Some(Request { shape, pass, format, output, tf32, add, bytes })
 }
 
 /// Extents of a convolution. Groups are counted over logical channels, which lie in one segment.

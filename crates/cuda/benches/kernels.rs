@@ -1,7 +1,7 @@
 //! The memory-bound kernels against the card's memory: GB/s over the bytes that each must move, beside 4.8 TB/s (one
 //! H200). Needs a GPU; without one it says so and ends.
 //!
-//! `cargo bench -p yolov9-cuda --bench kernels`. Tensors are 105 MB in bf16 and go through four copies of the operands,
+//! `cargo bench -p yolov9-cuda --bench kernels`, with a part of kernels' names behind `--` for those alone. Tensors are 105 MB in bf16 and go through four copies of the operands,
 //! so that little is left in the cache from one launch to the next. Times are medians of nine runs of eight launches.
 
 use cuda::kernels::{
@@ -62,6 +62,8 @@ struct Bench {
     gpu: Gpu,
     arena: Buffer,
     rows: Vec<serde_json::Value>,
+    /// Part of the names of the kernels to run.
+    filter: String,
 }
 
 impl Bench {
@@ -81,7 +83,8 @@ impl Bench {
             arena.write(part * (64 << 20), &pattern)?;
         }
         println!("{:44} {:>20} {:>8} {:>9} {:>7}", "kernel", "shape", "us", "GB/s", "of 4.8");
-        Ok(Self { gpu, arena, rows: Vec::new() })
+        let filter = std::env::args().skip(1).find(|a| !a.starts_with('-')).unwrap_or_default();
+        Ok(Self { gpu, arena, rows: Vec::new(), filter })
     }
 
     /// Median time of a launch with operands that `place` lays out in each set, and the bytes it must move.
@@ -92,6 +95,9 @@ impl Bench {
         place: impl Fn(&mut Room) -> (usize, O),
         launch: impl Fn(&O) -> Result<()>,
     ) -> Result<()> {
+        if !name.contains(&self.filter) {
+            return Ok(());
+        }
         let sets: Vec<(usize, O)> = (0..SETS)
             .map(|s| {
                 let next = self.arena.address() + (s * SET) as u64;

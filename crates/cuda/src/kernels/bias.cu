@@ -64,7 +64,8 @@ template <typename T> __device__ __forceinline__ void bias_grad(const BiasGradAr
             }
         }
     }
-    sum_rows(a.t, part.row, sum);
+    __shared__ uint4 room[sum_rows_size(1)];
+    sum_rows(a.t, part.row, sum, room);
     if (part.row == 0 && part.inside) {
         float* out = reinterpret_cast<float*>(a.partials) + u64(blockIdx.x) * a.dy.c + c;
         store8(out, pack<float>(sum[0]));
@@ -77,10 +78,11 @@ struct BiasGradFinishArgs {
     u32 chunks, channels;
 };
 
-extern "C" __global__ void __launch_bounds__(256) bias_grad_finish(BiasGradFinishArgs a) {
+extern "C" __global__ void __launch_bounds__(1024) bias_grad_finish(BiasGradFinishArgs a) {
     u32 channel = blockIdx.x * 8 + threadIdx.x % 8;
-    double sum = sum_chunks(reinterpret_cast<const float*>(a.partials), a.chunks, 1, 0, a.channels, channel);
-    if (threadIdx.x < 8) reinterpret_cast<float*>(a.gradient)[channel] += float(sum);
+    double sum[1];
+    sum_chunks(reinterpret_cast<const float*>(a.partials), a.chunks, a.channels, channel, sum);
+    if (threadIdx.x < 8) reinterpret_cast<float*>(a.gradient)[channel] += float(sum[0]);
 }
 
 #define DEFINE(T, S) \

@@ -96,6 +96,6 @@ impl Bias {
         unsafe { self.gradient.of(dy.format).launch(cover.grid, cover.block, 0, &args) }?;
         let finish = FinishArgs { partials: scratch, gradient, chunks: cover.grid[0], channels: dy.c as u32 };
         // SAFETY: as above.
-        unsafe { self.finish.launch([(dy.c / 8) as u32, 1, 1], [256, 1, 1], 0, &finish) }
+        unsafe { self.finish.launch([(dy.c / 8) as u32, 1, 1], [1024, 1, 1], 0, &finish) }
     }
 }

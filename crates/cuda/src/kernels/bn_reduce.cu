@@ -14,18 +14,60 @@ struct BnReduceArgs {
     u64 partials; // chunks x (1 + branches) x c
 };
 
-template <typename T, bool SMOOTH, int BRANCHES> __device__ __forceinline__ void bn_reduce(const BnReduceArgs& a) {
-    constexpr u32 U = in_flight<T>(2);
-    Part part(a.t, pixels_of(a.dy), a.dy.c);
-    u32 rows = a.t.rows, c = part.channel();
-    float sums[1 + BRANCHES][8];
+// Sums over a thread's pixels, through registers or through a ring in shared memory.
+template <typename T, bool SMOOTH, int BRANCHES, bool RING>
+__device__ __forceinline__ void gradient_sums(const BnReduceArgs& a, const Part& part, float (&sums)[1 + BRANCHES][8],
+                                              uint4* room) {
+    u32 rows = a.t.rows, c = part.channel(), p = part.first + part.row;
+    auto take = [&](const Constants<BRANCHES>& k, const float(&g)[8], float(&d)[BRANCHES][8]) {
 #pragma unroll
-    for (int s = 0; s <= BRANCHES; s++)
+        for (int i = 0; i < 8; i++) {
+            float z = k.beta[i];
 #pragma unroll
-        for (int i = 0; i < 8; i++) sums[s][i] = 0.0f;
-    if (part.inside) {
+            for (int b = 0; b < BRANCHES; b++) {
+                d[b][i] -= k.mean[b][i];
+                z = fmaf(d[b][i], k.scale[b][i], z);
+            }
+            float dz = activate_grad<SMOOTH>(z, a.slope, g[i]);
+            sums[0][i] += dz;
+#pragma unroll
+            for (int b = 0; b < BRANCHES; b++) sums[1 + b][i] = fmaf(dz, d[b][i], sums[1 + b][i]);
+        }
+    };
+    if constexpr (RING) {
+        using Place = Ring<T, 1 + BRANCHES>;
+        constexpr u32 U = Place::DEPTH;
+        Place ring(room);
+        u32 next = p;
+        auto request = [&](u32 place) {
+            if (next < part.end) {
+                ring.request(place, 0, at<T>(a.dy, next, c));
+#pragma unroll
+                for (int b = 0; b < BRANCHES; b++) ring.request(place, 1 + b, at<T>(a.branches[b].x, next, c));
+            }
+            end_group();
+            next += rows;
+        };
+#pragma unroll
+        for (u32 u = 0; u < U; u++) request(u);
+        // Behind the first requests, so that both are in flight together.
         Constants<BRANCHES> k(a.branches, c, a.eps);
-        for (u32 p = part.first + part.row; p < part.end; p += U * rows) {
+        // Places are counted at run time: unrolled over all of them, it takes more registers.
+#pragma unroll 1
+        for (u32 place = 0; p < part.end; p += rows) {
+            wait_groups<U - 1>();
+            float g[8], d[BRANCHES][8];
+            ring.read(place, 0, g);
+#pragma unroll
+            for (int b = 0; b < BRANCHES; b++) ring.read(place, 1 + b, d[b]);
+            request(place);
+            take(k, g, d);
+            place = (place + 1) % U;
+        }
+    } else {
+        constexpr u32 U = in_flight<T>(4 / BRANCHES);
+        Constants<BRANCHES> k(a.branches, c, a.eps);
+        for (; p < part.end; p += U * rows) {
             Eight<T> dy[U], x[BRANCHES][U];
 #pragma unroll
             for (u32 u = 0; u < U; u++) {
@@ -43,25 +85,27 @@ template <typename T, bool SMOOTH, int BRANCHES> __device__ __forceinline__ void
                 unpack(dy[u], g);
 #pragma unroll
                 for (int b = 0; b < BRANCHES; b++) unpack(x[b][u], d[b]);
-#pragma unroll
-                for (int i = 0; i < 8; i++) {
-                    float z = k.beta[i];
-#pragma unroll
-                    for (int b = 0; b < BRANCHES; b++) {
-                        d[b][i] -= k.mean[b][i];
-                        z = fmaf(d[b][i], k.scale[b][i], z);
-                    }
-                    float dz = activate_grad<SMOOTH>(z, a.slope, g[i]);
-                    sums[0][i] += dz;
-#pragma unroll
-                    for (int b = 0; b < BRANCHES; b++) sums[1 + b][i] = fmaf(dz, d[b][i], sums[1 + b][i]);
-                }
+                take(k, g, d);
             }
         }
     }
-    sum_rows(a.t, part.row, sums);
+}
+
+template <typename T, bool SMOOTH, int BRANCHES, bool RING>
+__device__ __forceinline__ void bn_reduce(const BnReduceArgs& a) {
+    constexpr u32 SUMS = sum_rows_size(1 + BRANCHES), COPIES = RING ? Ring<T, 1 + BRANCHES>::SIZE : 0;
+    __shared__ uint4 room[COPIES > SUMS ? COPIES : SUMS];
+    Part part(a.t, pixels_of(a.dy), a.dy.c);
+    float sums[1 + BRANCHES][8];
+#pragma unroll
+    for (int s = 0; s <= BRANCHES; s++)
+#pragma unroll
+        for (int i = 0; i < 8; i++) sums[s][i] = 0.0f;
+    if (part.inside) gradient_sums<T, SMOOTH, BRANCHES, RING>(a, part, sums, room);
+    __syncthreads();
+    sum_rows(a.t, part.row, sums, room);
     if (part.row == 0 && part.inside) {
-        float* out = reinterpret_cast<float*>(a.partials) + u64(blockIdx.x) * (1 + BRANCHES) * a.dy.c + c;
+        float* out = reinterpret_cast<float*>(a.partials) + u64(blockIdx.x) * (1 + BRANCHES) * a.dy.c + part.channel();
 #pragma unroll
         for (int s = 0; s <= BRANCHES; s++) store8(out + u64(s) * a.dy.c, pack<float>(sums[s]));
     }
@@ -78,28 +122,35 @@ struct BnReduceFinishArgs {
     float eps;
 };
 
-extern "C" __global__ void __launch_bounds__(256) bn_reduce_finish(BnReduceFinishArgs a) {
-    const float* partials = reinterpret_cast<const float*>(a.partials);
+template <int BRANCHES> __device__ __forceinline__ void bn_reduce_finish(const BnReduceFinishArgs& a) {
     u32 channel = blockIdx.x * 8 + threadIdx.x % 8;
-    u32 count = 1 + a.branches;
-    float s1 = float(sum_chunks(partials, a.chunks, count, 0, a.channels, channel));
+    float var[BRANCHES];
 #pragma unroll
-    for (u32 b = 0; b < 2; b++) {
-        if (b >= a.branches) break;
-        double sum = sum_chunks(partials, a.chunks, count, 1 + b, a.channels, channel);
-        if (threadIdx.x < 8) {
-            float var = reinterpret_cast<const float*>(a.var[b])[channel];
-            float s2 = float(sum * double(rsqrtf(var + a.eps)));
-            reinterpret_cast<float*>(a.s2[b])[channel] = s2;
-            if (a.gamma_grad[b] != 0) reinterpret_cast<float*>(a.gamma_grad[b])[channel] += s2;
-            if (a.beta_grad[b] != 0) reinterpret_cast<float*>(a.beta_grad[b])[channel] += s1;
-        }
+    for (int b = 0; b < BRANCHES; b++) var[b] = reinterpret_cast<const float*>(a.var[b])[channel];
+    double sums[1 + BRANCHES];
+    sum_chunks(reinterpret_cast<const float*>(a.partials), a.chunks, a.channels, channel, sums);
+    if (threadIdx.x >= 8) return;
+    float s1 = float(sums[0]);
+    reinterpret_cast<float*>(a.s1)[channel] = s1;
+#pragma unroll
+    for (int b = 0; b < BRANCHES; b++) {
+        float s2 = float(sums[1 + b] * double(rsqrtf(var[b] + a.eps)));
+        reinterpret_cast<float*>(a.s2[b])[channel] = s2;
+        if (a.gamma_grad[b] != 0) reinterpret_cast<float*>(a.gamma_grad[b])[channel] += s2;
+        if (a.beta_grad[b] != 0) reinterpret_cast<float*>(a.beta_grad[b])[channel] += s1;
     }
-    if (threadIdx.x < 8) reinterpret_cast<float*>(a.s1)[channel] = s1;
+}
+extern "C" __global__ void __launch_bounds__(1024) bn_reduce_finish(BnReduceFinishArgs a) {
+    if (a.branches == 1) bn_reduce_finish<1>(a);
+    else bn_reduce_finish<2>(a);
 }
 
 #define DEFINE(T, S, SMOOTH, NAME, BRANCHES) \
-    extern "C" __global__ void __launch_bounds__(256, BRANCHES == 1 ? 3 : 2) bn_reduce_##NAME##_##BRANCHES##_##S(BnReduceArgs a) { \
-        bn_reduce<T, SMOOTH, BRANCHES>(a); \
+    extern "C" __global__ void __launch_bounds__(256, 2) bn_reduce_##NAME##_##BRANCHES##_##S(BnReduceArgs a) { \
+        bn_reduce<T, SMOOTH, BRANCHES, false>(a); \
+    } \
+    extern "C" __global__ void __launch_bounds__(256, BRANCHES == 1 ? 3 : 2) \
+        bn_reduce_ring_##NAME##_##BRANCHES##_##S(BnReduceArgs a) { \
+        bn_reduce<T, SMOOTH, BRANCHES, true>(a); \
     }
 EACH_TYPE_AND_FORM(DEFINE)

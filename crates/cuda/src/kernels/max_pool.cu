@@ -5,7 +5,7 @@
 // gathers: each element of dx looks at the windows that hold it. Nothing is added atomically.
 //
 // Reads x, writes y: 64x20x20x256 in bf16 is 26 MB, 5.5 us at 4.8 TB/s. A 5x5 window of stride 1 reads each value 9
-// times from cache (5 results of a column share 9 rows of 5), the others kernel^2 times.
+// times from cache (5 results of a column share 9 rows of 5), in the gradient too; the others kernel^2 times.
 
 struct Window {
     u32 kernel, stride, pad;
@@ -170,6 +170,98 @@ template <typename T, typename Place> __device__ __forceinline__ void max_pool_p
     }
 }
 
+// Four channels of a pixel.
+template <typename T> __device__ __forceinline__ void load4(const T* p, uint2& raw) {
+    raw = *reinterpret_cast<const uint2*>(p);
+}
+__device__ __forceinline__ void load4(const float* p, uint4& raw) { raw = *reinterpret_cast<const uint4*>(p); }
+template <typename T> __device__ __forceinline__ void unpack4(const uint2& raw, float (&v)[4]) {
+    halves(T{}, raw.x, v[0], v[1]);
+    halves(T{}, raw.y, v[2], v[3]);
+}
+template <typename T> __device__ __forceinline__ void unpack4(const uint4& raw, float (&v)[4]) {
+    v[0] = __uint_as_float(raw.x);
+    v[1] = __uint_as_float(raw.y);
+    v[2] = __uint_as_float(raw.z);
+    v[3] = __uint_as_float(raw.w);
+}
+template <typename T> struct RawFour { using Type = uint2; };
+template <> struct RawFour<float> { using Type = uint4; };
+
+// Places of 5x5 windows as `max_pool_5` makes their maxima, but four channels at a time: the first maximum of each row,
+// then the first row. Of several NaNs the last one wins, as in `max_pool_places`.
+template <typename T> __device__ __forceinline__ void max_pool_places_5(const MaxPoolArgs& a) {
+    u32 h = a.y.h, w = a.y.w, groups = (h + 4) / 5;
+    Part part(a.t, a.y.n * groups * w, a.y.c);
+    if (!part.inside) return;
+    for (u32 p = part.first + part.row; p < part.end; p += a.t.rows) {
+        Pixel o(p, groups, w);
+        u32 top = o.y * 5, left = o.x < 2 ? 2 - o.x : 0;
+#pragma unroll 1
+        for (u32 c = part.channel(); c < part.channel() + 8; c += 4) {
+            float best[5][4];
+            u32 place[5][4];
+#pragma unroll
+            for (u32 k = 0; k < 5; k++) {
+                u32 above_picture = top + k < 2 ? 2 - (top + k) : 0;
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    best[k][i] = minus_infinity();
+                    place[k][i] = above_picture * 5 + left;
+                }
+            }
+            // Unrolled, the rows take more registers than there are.
+#pragma unroll 1
+            for (u32 r = 0; r < 9; r++) {
+                // Row top + r - 2 is row r - k of result k's window.
+                u32 y = top + r - 2;
+                if (y >= h) continue; // also below zero
+                u32 line = (o.n * h + y) * w;
+                typename RawFour<T>::Type raw[5];
+#pragma unroll
+                for (u32 q = 0; q < 5; q++)
+                    if (o.x + q - 2 < w) load4(at<T>(a.x, line + o.x + q - 2, c), raw[q]);
+                float most[4];
+                u32 column[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    most[i] = minus_infinity();
+                    column[i] = left;
+                }
+#pragma unroll
+                for (u32 q = 0; q < 5; q++) {
+                    if (o.x + q - 2 >= w) continue;
+                    float v[4];
+                    unpack4<T>(raw[q], v);
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        bool better = above(v[i], most[i]);
+                        most[i] = better ? v[i] : most[i];
+                        column[i] = better ? q : column[i];
+                    }
+                }
+#pragma unroll
+                for (u32 k = 0; k < 5; k++) {
+                    if (r - k > 4) continue; // also below zero
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        bool better = above(most[i], best[k][i]);
+                        best[k][i] = better ? most[i] : best[k][i];
+                        place[k][i] = better ? (r - k) * 5 + column[i] : place[k][i];
+                    }
+                }
+            }
+            u8* places = reinterpret_cast<u8*>(a.places);
+#pragma unroll
+            for (u32 k = 0; k < 5; k++) {
+                if (top + k >= h) break;
+                u32 word = place[k][0] | place[k][1] << 8 | place[k][2] << 16 | place[k][3] << 24;
+                *reinterpret_cast<u32*>(places + u64((o.n * h + top + k) * w + o.x) * a.y.c + c) = word;
+            }
+        }
+    }
+}
+
 struct MaxPoolGradArgs {
     View dy, dx;
     Tiling t; // over dx's pixels
@@ -218,7 +310,66 @@ template <typename T, typename Place> __device__ __forceinline__ void max_pool_g
     }
 }
 
+// 5x5, stride 1, padding 2. A thread makes five gradients of one column, in the order of `max_pool_grad`.
+template <typename T> __device__ __forceinline__ void max_pool_grad_5(const MaxPoolGradArgs& a) {
+    u32 h = a.dx.h, w = a.dx.w, groups = (h + 4) / 5;
+    Part part(a.t, a.dx.n * groups * w, a.dx.c);
+    if (!part.inside) return;
+    u32 c = part.channel();
+    const u8* places = reinterpret_cast<const u8*>(a.places);
+    for (u32 p = part.first + part.row; p < part.end; p += a.t.rows) {
+        Pixel o(p, groups, w);
+        u32 top = o.y * 5, first = (o.n * h + top) * w + o.x;
+        float sum[5][8];
+#pragma unroll
+        for (u32 k = 0; k < 5; k++) {
+#pragma unroll
+            for (int i = 0; i < 8; i++) sum[k][i] = 0.0f;
+            if (a.accumulate && top + k < h) unpack(load8(at<T>(a.dx, first + k * w, c)), sum[k]);
+        }
+#pragma unroll 1
+        for (u32 r = 0; r < 9; r++) {
+            // Windows of row top + r - 2: pixel k is their row k + 4 - r.
+            u32 y = top + r - 2;
+            if (y >= h) continue; // also below zero
+            u32 line = (o.n * h + y) * w, row[5];
+#pragma unroll
+            for (u32 k = 0; k < 5; k++) row[k] = r - k < 5 ? (k + 4 - r) * 5 + 4 : 255;
+            Eight<T> dy[5];
+            uint2 raw[5];
+#pragma unroll
+            for (u32 q = 0; q < 5; q++) {
+                u32 x = o.x + q - 2;
+                if (x >= w) continue;
+                dy[q] = load8(at<T>(a.dy, line + x, c));
+                raw[q] = *reinterpret_cast<const uint2*>(places + u64(line + x) * a.dy.c + c);
+            }
+#pragma unroll
+            for (u32 q = 0; q < 5; q++) {
+                if (o.x + q - 2 >= w) continue;
+                float v[8];
+                unpack(dy[q], v);
+#pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    u32 place = (i < 4 ? raw[q].x : raw[q].y) >> (8 * (i % 4)) & 0xFFu;
+#pragma unroll
+                    for (u32 k = 0; k < 5; k++) sum[k][i] += place + q == row[k] ? v[i] : 0.0f;
+                }
+            }
+        }
+#pragma unroll
+        for (u32 k = 0; k < 5; k++)
+            if (top + k < h) store8(at<T>(a.dx, first + k * w, c), pack<T>(sum[k]));
+    }
+}
+
 #define DEFINE(T, S) \
+    extern "C" __global__ void __launch_bounds__(256, 2) max_pool_places_5_##S(MaxPoolArgs a) { \
+        max_pool_places_5<T>(a); \
+    } \
+    extern "C" __global__ void __launch_bounds__(256, 2) max_pool_grad_5_##S(MaxPoolGradArgs a) { \
+        max_pool_grad_5<T>(a); \
+    } \
     extern "C" __global__ void __launch_bounds__(256) max_pool_##S(MaxPoolArgs a) { max_pool<T>(a); } \
     extern "C" __global__ void __launch_bounds__(256) max_pool_5_##S(MaxPoolArgs a) { max_pool_5<T>(a); } \
     extern "C" __global__ void __launch_bounds__(256) max_pool_places_u8_##S(MaxPoolArgs a) { \

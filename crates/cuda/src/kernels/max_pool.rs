@@ -16,6 +16,8 @@ const BYTE_SIDE: usize = 16;
 const MOST_SIDE: usize = 256;
 /// Rows of results that a thread of the 5x5 kernel makes.
 const ROWS: usize = 5;
+/// The models' pool, which has kernels of its own.
+const FIVE: PoolAttrs = PoolAttrs { kernel: 5, stride: 1, pad: 2 };
 
 /// `Window` of the pools' sources.
 #[repr(C)]
@@ -72,6 +74,8 @@ pub struct MaxPool {
     /// With places of one byte and of two.
     places: [Typed; 2],
     gradient: [Typed; 2],
+    five_places: Typed,
+    five_gradient: Typed,
 }
 
 impl MaxPool {
@@ -85,6 +89,8 @@ impl MaxPool {
             five: load("max_pool_5")?,
             places: [load("max_pool_places_u8")?, load("max_pool_places_u16")?],
             gradient: [load("max_pool_grad_u8")?, load("max_pool_grad_u16")?],
+            five_places: load("max_pool_places_5")?,
+            five_gradient: load("max_pool_grad_5")?,
         })
     }
 
@@ -97,10 +103,12 @@ impl MaxPool {
     /// x and y are device memory of their extents.
     pub unsafe fn run(&self, x: View, y: View, pool: PoolAttrs) -> Result<()> {
         expect_pool("max_pool", x, y, pool)?;
-        let five = pool == PoolAttrs { kernel: 5, stride: 1, pad: 2 };
-        let (kernel, items) = if five { (&self.five, y.n * y.h.div_ceil(ROWS) * y.w) } else { (&self.any, y.pixels()) };
+        let (kernel, cover) = match pool == FIVE {
+            true => (&self.five, columns(y)),
+            false => (&self.any, Cover::neighbours(y.pixels(), y.c)),
+        };
         // SAFETY: the caller's promise.
-        unsafe { launch(kernel, x, y, pool, items, 0) }
+        unsafe { launch(kernel, x, y, pool, cover, 0) }
     }
 
     /// Bytes of scratch of [`Self::gradient`] for so many pixels and physical channels of dy.
@@ -129,9 +137,13 @@ impl MaxPool {
         let same = [x.n, x.h, x.w, x.c] == [dx.n, dx.h, dx.w, dx.c];
         expect("max_pool_grad", same && pool.kernel <= MOST_SIDE, || format!("{pool:?}: {x:?} and {dx:?}"))?;
         let width = usize::from(pool.kernel > BYTE_SIDE);
+        let (places, gradient, covers) = match pool == FIVE {
+            true => (&self.five_places, &self.five_gradient, [columns(dy), columns(dx)]),
+            false => (&self.places[width], &self.gradient[width], [dy, dx].map(|v| Cover::neighbours(v.pixels(), v.c))),
+        };
         // SAFETY: the caller's promise; dy gives the shape only and is not touched.
-        unsafe { launch(&self.places[width], x, dy, pool, dy.pixels(), scratch) }?;
-        let cover = Cover::neighbours(dx.pixels(), dx.c);
+        unsafe { launch(places, x, dy, pool, covers[0], scratch) }?;
+        let cover = covers[1];
         let args = GradArgs {
             dy: dy.into(),
             dx: dx.into(),
@@ -141,14 +153,18 @@ impl MaxPool {
             places: scratch,
         };
         // SAFETY: the caller's promise; the struct is the kernel's.
-        unsafe { self.gradient[width].of(dx.format).launch(cover.grid, cover.block, 0, &args) }
+        unsafe { gradient.of(dx.format).launch(cover.grid, cover.block, 0, &args) }
     }
+}
+
+/// Columns of [`ROWS`] results, one a thread: few and slow, so that each card has blocks enough.
+fn columns(y: View) -> Cover {
+    Cover::columns(y.n * y.h.div_ceil(ROWS) * y.w, y.c)
 }
 
 /// # Safety
 /// All operands are device memory of their extents, and fit.
-unsafe fn launch(kernel: &Typed, x: View, y: View, pool: PoolAttrs, items: usize, places: u64) -> Result<()> {
-    let cover = Cover::neighbours(items, y.c);
+unsafe fn launch(kernel: &Typed, x: View, y: View, pool: PoolAttrs, cover: Cover, places: u64) -> Result<()> {
     let args = Args { x: x.into(), y: y.into(), tiling: cover.tiling, window: pool.into(), unused: 0, places };
     // SAFETY: the caller's promise; the struct is the kernel's.
     unsafe { kernel.of(x.format).launch(cover.grid, cover.block, 0, &args) }

@@ -6,8 +6,11 @@ use crate::view::{Format, View};
 
 /// Threads of a block, at most.
 const THREADS: usize = 256;
-/// Chunks of pixels that a reduction is split into, at most.
-const MOST_CHUNKS: usize = 1024;
+/// Chunks of pixels that a reduction is split into, at most: eight for each of 132 multiprocessors, so that blocks come
+/// in whole waves on the largest cards.
+const MOST_CHUNKS: usize = 1056;
+/// What the finishing kernels take at most: FINISH_LOADS * FINISH_LANES of tiles.cuh.
+const MOST_LANES: usize = 9 * 128;
 /// Channels a thread works on.
 const EIGHT: usize = 8;
 
@@ -46,9 +49,15 @@ impl Cover {
         Self::new(pixels, channels, 8, |_| 2)
     }
 
+    /// [`Self::neighbours`] with one pixel a thread.
+    pub fn columns(pixels: usize, channels: usize) -> Self {
+        Self::new(pixels, channels, 8, |_| 1)
+    }
+
     /// For sums over the pixels: a bounded number of chunks.
     pub fn reduction(pixels: usize, channels: usize) -> Self {
-        Self::new(pixels, channels, THREADS, |rows| pixels.div_ceil(rows * MOST_CHUNKS).next_multiple_of(4).max(8))
+        let [most, least] = [variant("YOLOV9_CHUNKS", MOST_CHUNKS).min(MOST_LANES), variant("YOLOV9_LEAST", 8)];
+        Self::new(pixels, channels, THREADS, |rows| pixels.div_ceil(rows * most).max(least))
     }
 
     fn new(pixels: usize, channels: usize, most: usize, per_thread: impl Fn(usize) -> usize) -> Self {
@@ -66,6 +75,11 @@ impl Cover {
     pub fn chunks(&self) -> usize {
         self.grid[0] as usize
     }
+}
+
+/// A number from the environment, for measurements of variants.
+pub(crate) fn variant(name: &str, default: usize) -> usize {
+    std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default)
 }
 
 /// A kernel for each storage type.
@@ -130,6 +144,7 @@ mod tests {
                     Cover::pointwise(pixels, channels),
                     Cover::constants(pixels, channels),
                     Cover::neighbours(pixels, channels),
+                    Cover::columns(pixels, channels),
                     Cover::reduction(pixels, channels),
                 ] {
                     let t = cover.tiling;
@@ -140,7 +155,7 @@ mod tests {
                     assert!(cover.chunks() * t.chunk as usize >= pixels);
                     assert!((cover.chunks() - 1) * (t.chunk as usize) < pixels);
                 }
-                assert!(Cover::reduction(pixels, channels).chunks() <= MOST_CHUNKS);
+                assert!(Cover::reduction(pixels, channels).chunks() <= MOST_LANES);
             }
         }
     }

@@ -85,7 +85,7 @@ fn committed(executor: &mut dyn Executor, plan: &Plan, kind: OptimizerKind, seed
         }
         found.push_region(&format!("average {step}"), layout, &executor.read_region(Region::EmaWeights)?, false);
         found.push_region(&format!("average {step}"), layout, &executor.read_region(Region::EmaBuffers)?, true);
-        found.push(format!("cleared {step}"), executor.read_region(Region::Gradients)?);
+        found.push_region(&format!("cleared {step}"), layout, &executor.read_region(Region::Gradients)?, false);
     }
     Ok(found)
 }

@@ -2,6 +2,7 @@
 
 use super::Row;
 use super::compare::{Outcome, Worst, together, worst};
+use super::net::relaid;
 use crate::external::register_cpu;
 use crate::graphs::{Ending, TrainingGraph, training};
 use crate::{BenchError, Numbers, Target};
@@ -144,6 +145,9 @@ fn pair(model: &Model, ending: Ending, target: &Target, numbers: Numbers, seed: 
     drop(exact);
 
     let own = compile(target.backend().as_ref(), target.precision())?;
+    let given = (&inputs.weights[..], &inputs.buffers[..]);
+    let (weights, buffers) = relaid(reference.plan.params(), own.plan.params(), given);
+    let inputs = Inputs { weights, buffers, ..inputs };
     let mut running = target.executor(spec(&own))?;
     let executor = running.as_dyn();
     let id = executor.prepare(Arc::clone(&own.plan))?;

@@ -128,3 +128,19 @@ pub(crate) fn weights(layout: &ParamLayout, numbers: Numbers, rng: &mut ChaCha8R
     }
     (weights, buffers)
 }
+
+/// Flat weights and running statistics of one layout in another of the same parameters: devices pad differently.
+pub(crate) fn relaid(
+    from: &ParamLayout,
+    to: &ParamLayout,
+    (weights, buffers): (&[f32], &[f32]),
+) -> (Vec<f32>, Vec<f32>) {
+    let (mut w, mut b) = (vec![0.0; to.weight_elements()], vec![0.0; to.buffer_elements()]);
+    for (old, new) in from.slots().iter().zip(to.slots()) {
+        match old.param.group {
+            ParamGroup::Buffer => new.scatter(&old.gather(buffers), &mut b),
+            _ => new.scatter(&old.gather(weights), &mut w),
+        }
+    }
+    (w, b)
+}

@@ -3,7 +3,7 @@
 use super::Row;
 use super::cases::{Case, Ends};
 use super::compare::{Outcome, Worst, worst};
-use super::net::{Net, weights};
+use super::net::{Net, relaid, weights};
 use crate::external::{WeightedSquares, register_cpu};
 use crate::{BenchError, Numbers, Target};
 use cpu::{CpuBackend, CpuExecutor};
@@ -163,6 +163,9 @@ fn run_one(case: &Case, at: (usize, Shape), target: &Target, numbers: Numbers, s
 
     let backend = target.backend();
     let own = compiled(case, at, (backend.as_ref(), target.precision()))?;
+    let given = (&inputs.weights[..], &inputs.buffers[..]);
+    let (weights, buffers) = relaid(reference.plan.params(), own.plan.params(), given);
+    let inputs = Inputs { weights, buffers, ..inputs };
     let mut running = target.executor(spec(&own.plan, case.training))?;
     let executor = running.as_dyn();
     let id = executor.prepare(Arc::clone(&own.plan))?;

@@ -2,7 +2,7 @@
 
 use super::bn::{Branch, Forms, RawBranch, expect_branches, family, raw};
 use super::compiler::Source;
-use super::tiling::{Cover, Tiling, expect, variant};
+use super::tiling::{Cover, Tiling, expect};
 use super::{Function, Module, RawView, bn_source};
 use crate::device::Gpu;
 use crate::error::Result;
@@ -59,8 +59,7 @@ impl BnReduce {
     /// As [`Module::load`].
     pub fn load(gpu: &Gpu) -> Result<Self> {
         let module = Module::load(gpu, SOURCE)?;
-        let name = if variant("YOLOV9_RING", 1) == 1 { "bn_reduce_ring" } else { "bn_reduce" };
-        Ok(Self { chunks: Forms::load(&module, name)?, finish: module.function("bn_reduce_finish")? })
+        Ok(Self { chunks: Forms::load(&module, "bn_reduce")?, finish: module.function("bn_reduce_finish")? })
     }
 
     /// Bytes of scratch for so many pixels, physical channels and branches.

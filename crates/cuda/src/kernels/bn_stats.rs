@@ -1,7 +1,7 @@
 //! Mean and variance of each channel.
 
 use super::compiler::Source;
-use super::tiling::{Cover, Tiling, Typed, expect_views, variant};
+use super::tiling::{Cover, Tiling, Typed, expect_views};
 use super::{Function, Module, RawView, channels_source};
 use crate::device::Gpu;
 use crate::error::Result;
@@ -41,8 +41,7 @@ impl BnStats {
     /// As [`Module::load`].
     pub fn load(gpu: &Gpu) -> Result<Self> {
         let module = Module::load(gpu, SOURCE)?;
-        let name = if variant("YOLOV9_RING", 1) == 1 { "bn_stats_ring" } else { "bn_stats" };
-        Ok(Self { chunks: Typed::load(&module, name)?, finish: module.function("bn_stats_finish")? })
+        Ok(Self { chunks: Typed::load(&module, "bn_stats")?, finish: module.function("bn_stats_finish")? })
     }
 
     /// Bytes of scratch for so many pixels and physical channels.

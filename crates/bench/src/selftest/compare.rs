@@ -13,11 +13,18 @@ impl Outcome {
         self.tensors.push((name.into(), values));
     }
 
-    /// A flat buffer by parameter, padding included: what is zero there must stay zero.
+    /// A flat buffer by parameter, and what its padding, which devices lay out differently, adds up to: it must stay
+    /// zero.
     pub fn push_region(&mut self, what: &str, layout: &ParamLayout, flat: &[f32], buffers: bool) {
+        let mut padding = 0.0;
         for slot in layout.slots().iter().filter(|s| (s.param.group == ParamGroup::Buffer) == buffers) {
-            self.push(format!("{what} of {}", slot.param.name), flat[slot.range()].to_vec());
+            self.push(format!("{what} of {}", slot.param.name), slot.gather(flat));
+            let mut physical = vec![true; flat.len().min(slot.len)];
+            slot.for_each(|_, at| physical[at - slot.offset] = false);
+            let pads = flat[slot.range()].iter().zip(physical).filter(|p| p.1);
+            padding += pads.map(|p| p.0.abs()).sum::<f32>();
         }
+        self.push(format!("padding of {what}"), vec![padding]);
     }
 }
 

@@ -5,7 +5,7 @@
 
 mod detection_loss;
 
-pub use detection_loss::host_loss;
+pub use detection_loss::{assigned_host_loss, host_loss};
 
 use crate::device::{Buffer, Gpu};
 use crate::error::Result;

@@ -1,10 +1,14 @@
 //! Whole plans on a card, against the fixtures of the running reference. Needs a GPU; without one every test says so and
 //! is skipped.
 
+use cuda::external::assigned_host_loss;
 use cuda::{CudaBackend, CudaExecutor, CudaOptions, Engine, Gpu};
+use detect::FixedAssignment;
+use detect::external::DetectionLoss;
 use graph::{Backend, Executor, Level, OptimizerKind, Precision, Recompute, Region, StateSpec};
 use parity::{Device, Packed, Step, filled, forward, load, pictures, training};
 use std::rc::Rc;
+use std::sync::Arc;
 
 const SINGLE: CudaOptions = CudaOptions { precision: Precision::F32, tf32: false, tune: false };
 
@@ -42,6 +46,27 @@ impl Device for Card {
     }
 }
 
+/// A card in float32, with a loss on the host whose assignment is given.
+struct Assigned(Card, Arc<[FixedAssignment]>);
+
+impl Device for Assigned {
+    type Executor = CudaExecutor;
+
+    fn backend(&self) -> Box<dyn Backend> {
+        self.0.backend()
+    }
+
+    fn slack(&self) -> f64 {
+        self.0.slack()
+    }
+
+    fn executor(&self, spec: StateSpec) -> CudaExecutor {
+        let mut executor = self.0.executor(spec);
+        executor.register_host(DetectionLoss::NAME, assigned_host_loss(self.1.clone()));
+        executor
+    }
+}
+
 macro_rules! on_the_card {
     ($($name:ident: $body:expr),* $(,)?) => {$(
         #[test]
@@ -57,6 +82,9 @@ on_the_card! {
     predictions_of_every_model_agree: forward::predictions_of_every_model_agree,
     training_mode_head_maps_agree: forward::training_mode_head_maps_agree,
     losses_and_gradients_agree: training::losses_and_gradients_agree,
+    gradients_with_the_recorded_assignment_agree: |card: &Card| {
+        training::gradients_with_the_recorded_assignment_agree(|fixed| Assigned(card.clone(), fixed))
+    },
     three_sgd_steps_agree_in_float32: |card: &Card| training::three_sgd_steps_agree(card, false),
     assignments_and_head_maps_agree: training::assignments_and_head_maps_agree,
     every_level_gives_the_same_bits_in_exactly_the_stated_memory: levels,

@@ -6,9 +6,11 @@
 mod device;
 pub mod forward;
 mod models;
+mod recorded;
 mod step;
 pub mod training;
 
 pub use device::Device;
 pub use models::{filled, load, pictures};
+pub use recorded::{SHAPE, recorded_assignment, recorded_step};
 pub use step::{CompiledStep, Packed, Step, compile_step};

@@ -1,10 +1,13 @@
 //! The CPU as the bodies of `parity` see it.
 
 use cpu::{CpuBackend, CpuExecutor, Element, Runs};
+use detect::FixedAssignment;
+use detect::external::DetectionLoss;
 use graph::{Backend, OptimizerKind, Plan, PlanId, Precision, Recompute, Region, StateSpec, TensorId};
 use model::{Model, NamedTensors};
 use parity::Device;
 use std::marker::PhantomData;
+use std::sync::Arc;
 
 pub use parity::{Packed, filled, load, pictures};
 
@@ -39,6 +42,23 @@ impl<T: Runs> Device for Cpu<T> {
     }
 }
 
+/// The CPU in float32, with a loss whose assignment is given.
+pub struct Assigned(pub Arc<[FixedAssignment]>);
+
+impl Device for Assigned {
+    type Executor = CpuExecutor<f32>;
+
+    fn backend(&self) -> Box<dyn Backend> {
+        SINGLE.backend()
+    }
+
+    fn executor(&self, spec: StateSpec) -> CpuExecutor<f32> {
+        let mut executor = SINGLE.executor(spec);
+        executor.register(DetectionLoss::NAME, cpu::external::assigned_loss(self.0.clone()));
+        executor
+    }
+}
+
 /// A training step on the CPU in float32.
 pub type Step = parity::Step<Cpu<f32>>;
 
@@ -51,6 +71,6 @@ pub fn step_at(model: &Model, tensors: &NamedTensors, shape: [usize; 3], recompu
 }
 
 /// The plan of a training step on the CPU in float32.
-pub fn compile_step(model: &Model, shape: [usize; 3], recompute: Recompute) -> std::sync::Arc<Plan> {
+pub fn compile_step(model: &Model, shape: [usize; 3], recompute: Recompute) -> Arc<Plan> {
     parity::compile_step(model, shape, recompute, (&CpuBackend, Precision::F32), false).plan
 }

@@ -1,12 +1,17 @@
 //! Losses, gradients, optimiser steps, running statistics and averages of the filled models against the
 //! reference's.
 
-use crate::common::{DOUBLE, SINGLE};
+use crate::common::{Assigned, DOUBLE, SINGLE};
 use parity::training;
 
 #[test]
 fn losses_and_gradients_agree() {
     training::losses_and_gradients_agree(&SINGLE);
+}
+
+#[test]
+fn gradients_with_the_recorded_assignment_agree() {
+    training::gradients_with_the_recorded_assignment_agree(Assigned);
 }
 
 #[test]

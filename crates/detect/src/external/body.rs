@@ -3,7 +3,9 @@
 use super::{DetectionLoss, LOSS_VALUES};
 use crate::anchors::MAX_LEVELS;
 use crate::loss::MAX_BRANCHES;
-use crate::{Branch, BranchGradient, MapMut, MapRef, Real, Scratch, Targets, detection_loss};
+use crate::{
+    Branch, BranchGradient, FixedAssignment, MapMut, MapRef, Real, Scratch, Targets, assigned_loss, detection_loss,
+};
 use std::array::from_fn;
 
 /// The most head maps that the op can have: boxes and classes of each level of each branch.
@@ -17,14 +19,16 @@ pub fn no_map<T>() -> MapRef<'static, T> {
 /// Computes the values of the loss ([`LOSS_VALUES`]) and, where any is asked for, the gradients of the maps.
 ///
 /// `maps` are the op's inputs up to the targets, `gradients` has an entry for each of them. The targets are its last
-/// three inputs as the host wrote them; boxes beyond the last offset are not looked at. Allocates nothing.
+/// three inputs as the host wrote them; boxes beyond the last offset are not looked at. With `fixed`, one entry a
+/// branch, nothing is assigned from predictions. Allocates nothing.
 ///
-/// Shapes are the graph's own; what can be wrong is the host's targets, and that shows as values that are not numbers.
+/// Shapes are the graph's own; what can be wrong is the host's targets and assignment, and that shows as values that are not numbers.
 pub fn loss<'a, T: Real>(
     spec: &DetectionLoss,
     maps: &[MapRef<'a, T>],
     gradients: &mut [Option<MapMut<'a, T>>],
     (offsets, classes, boxes): (&[u32], &[u32], &[f32]),
+    fixed: Option<&[FixedAssignment]>,
     scratch: Scratch<'_, T>,
 ) -> [f64; LOSS_VALUES] {
     let (branches, levels) = (spec.branches, spec.levels);
@@ -55,15 +59,12 @@ pub fn loss<'a, T: Real>(
         from_fn(|_| written.next().expect("one for each branch"));
 
     let batch = offsets.len().saturating_sub(1);
-    let result = detection_loss(
-        &spec.config,
-        batch,
-        spec.input_hw,
-        &heads[..branches],
-        &targets,
-        scratch,
-        wanted.then_some(&mut written[..branches]),
-    );
+    let (config, size, heads) = (&spec.config, spec.input_hw, &heads[..branches]);
+    let written = wanted.then_some(&mut written[..branches]);
+    let result = match fixed {
+        None => detection_loss(config, batch, size, heads, &targets, scratch, written),
+        Some(fixed) => assigned_loss(config, batch, size, heads, (&targets, fixed), scratch, written),
+    };
     let Ok(loss) = result else { return [f64::NAN; LOSS_VALUES] };
     let mut all = [0.0; LOSS_VALUES];
     all[..4].copy_from_slice(&[loss.total, loss.box_loss, loss.cls_loss, loss.dfl_loss]);

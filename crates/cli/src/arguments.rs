@@ -1,7 +1,7 @@
 //! The command line as a whole: the commands and what all of them share.
 
-use crate::commands::convert_weights::ConvertArgs;
-use crate::commands::{demo::DemoArgs, detect::DetectArgs, info::InfoArgs, train::TrainArgs, val::ValArgs};
+use crate::commands::{bench::BenchArgs, convert_weights::ConvertArgs, demo::DemoArgs, detect::DetectArgs};
+use crate::commands::{info::InfoArgs, selftest::SelftestArgs, train::TrainArgs, val::ValArgs};
 use crate::failure::{Failure, WRONG_USAGE};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
@@ -41,6 +41,12 @@ pub enum Command {
     Info(InfoArgs),
     /// Train, validate and detect on built-in photographs of blood cells
     Demo(DemoArgs),
+    /// Show driver, GPUs, libraries and what is missing
+    Env,
+    /// Hold a GPU's results against the processor's: every op, every model
+    Selftest(SelftestArgs),
+    /// Measure speed
+    Bench(BenchArgs),
 }
 
 /// Parses what was typed. `None`: help or the version was asked for and is printed.

@@ -194,6 +194,36 @@ impl Observer for Console {
     }
 }
 
+/// A bar of its own, for work that no run reports on.
+#[derive(Debug, Default)]
+pub struct Bar {
+    bar: Option<ProgressBar>,
+}
+
+impl Bar {
+    /// Draws `done` of `total`; `text` says what is under way.
+    pub fn show(&mut self, done: usize, total: usize, text: &str) {
+        let bar = self.bar.get_or_insert_with(|| new_bar(total));
+        bar.set_length(total as u64);
+        bar.set_position(done as u64);
+        bar.set_message(fitting(&[(0, text.to_owned())], terminal_width() / 2));
+    }
+
+    /// Writes a line to stdout above the bar.
+    pub fn print(&self, line: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| out(line)),
+            None => out(line),
+        }
+    }
+
+    pub fn clear(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+}
+
 /// Columns of the terminal that bars are drawn on.
 fn terminal_width() -> usize {
     terminal_size::terminal_size_of(std::io::stderr()).map_or(usize::MAX, |(width, _)| usize::from(width.0))

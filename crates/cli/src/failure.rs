@@ -90,6 +90,13 @@ impl From<model::ModelError> for Failure {
     }
 }
 
+impl From<bench::BenchError> for Failure {
+    fn from(error: bench::BenchError) -> Self {
+        let code = if matches!(error, bench::BenchError::Device(_)) { WRONG_USAGE } else { FAILED };
+        Self::of(&error, error.hint(), code)
+    }
+}
+
 impl From<report::Error> for Failure {
     fn from(error: report::Error) -> Self {
         Self::of(&error, None, FAILED)

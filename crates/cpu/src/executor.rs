@@ -4,8 +4,9 @@ use crate::arena::Arena;
 use crate::backend::CpuBackend;
 use crate::commit;
 use crate::dispatch::{Memory, Runs};
-use crate::external::{Body, Registry};
+use crate::external::{ExternalIo, Registry};
 use crate::regions::Regions;
+use graph::ops::External;
 use graph::{
     Backend, CommitReport, CommitStep, DType, ExecError, Executor, Kind, Op, Plan, PlanId, Precision, Region,
     StateSpec, TensorId,
@@ -40,9 +41,13 @@ impl<T: Runs> CpuExecutor<T> {
         if size_of::<T>() == 8 { Precision::F64 } else { Precision::F32 }
     }
 
-    /// Adds the body of an external op.
-    pub fn register(&mut self, name: &'static str, body: Body<T>) {
-        self.registry.add(name, body);
+    /// Adds the body of an external op, or replaces it.
+    pub fn register(
+        &mut self,
+        name: &'static str,
+        body: impl Fn(&External, &mut ExternalIo<'_, '_, T>) + Send + Sync + 'static,
+    ) {
+        self.registry.add(name, Arc::new(body));
     }
 
     /// Runs a plan and tells how long each op took, in plan order.

@@ -129,19 +129,6 @@ pub fn candidates(labels_folder: &Path, key: &str, user_folder: Option<&Path>) -
     beside.into_iter().chain(user_folder.map(|p| p.join(&name))).collect()
 }
 
-/// The user's cache folder for this program, from the environment.
-pub fn user_folder() -> Option<PathBuf> {
-    let from = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    let base = if cfg!(windows) {
-        from("LOCALAPPDATA")
-    } else if cfg!(target_os = "macos") {
-        from("HOME").map(|h| h.join("Library/Caches"))
-    } else {
-        from("XDG_CACHE_HOME").or_else(|| from("HOME").map(|h| h.join(".cache")))
-    };
-    base.map(|b| b.join("yolov9"))
-}
-
 /// Entries of the first readable cache made with these settings, by image. Damaged files count as absent.
 pub fn read(places: &[PathBuf], settings: &str) -> HashMap<PathBuf, Entry> {
     places.iter().find_map(|p| read_one(p, settings)).unwrap_or_default()

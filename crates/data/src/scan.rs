@@ -137,7 +137,7 @@ pub fn scan(places: &[PathBuf], root: &Path, options: &ScanOptions) -> Result<Sc
     let settings = settings_key(options);
     let key = places_key(places);
     let labels_folder = listing::label_path(&listing.images[0]).parent().map(Path::to_path_buf).unwrap_or_default();
-    let user = options.cache_folder.clone().or_else(cache::user_folder);
+    let user = options.cache_folder.clone().or_else(files::user_cache_folder);
     let cache_places = cache::candidates(&labels_folder, &key, user.as_deref());
     let known = if options.use_cache { cache::read(&cache_places, &settings) } else { HashMap::new() };
 

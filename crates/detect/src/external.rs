@@ -1,6 +1,8 @@
 //! The ops this crate adds to a graph: the training loss and the decoding of head maps. Only shapes, scratch
 //! and constants are declared here; executors hold the bodies and find them by name.
 
+pub mod body;
+
 use std::any::Any;
 use std::sync::Arc;
 

@@ -18,7 +18,7 @@ pub mod real;
 
 pub use anchors::{Level, Levels};
 pub use loss::{
-    Branch, BranchGradient, BranchLoss, LossConfig, LossError, LossOutput, MapMut, MapRef, Scratch, Targets,
-    detection_loss, scratch_len,
+    Branch, BranchGradient, BranchLoss, FixedAssignment, LossConfig, LossError, LossOutput, MapMut, MapRef, Scratch,
+    Targets, assigned_loss, detection_loss, scratch_len,
 };
 pub use real::Real;

@@ -8,10 +8,12 @@
 mod boxes;
 mod check;
 mod classes;
+mod fixed;
 mod maps;
 mod pass;
 
 pub use boxes::{BoxTerms, box_terms};
+pub use fixed::FixedAssignment;
 pub use maps::{Branch, BranchGradient, MapMut, MapRef};
 
 use rayon::prelude::*;
@@ -138,7 +140,7 @@ impl LossOutput {
     }
 }
 
-/// What is wrong with the arguments of [`detection_loss`].
+/// What is wrong with the arguments of [`detection_loss`] or [`assigned_loss`].
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum LossError {
     #[error("the head has {branches} branches, the loss {weights} branch weights (1 to {MAX_BRANCHES} are possible)")]
@@ -166,6 +168,10 @@ pub enum LossError {
     Targets { batch: usize, offsets: usize, classes: usize, boxes: usize },
     #[error("box {index} has class {class}, but there are {nc} classes")]
     Class { index: usize, class: u32, nc: usize },
+    #[error("{assignments} assignments for {branches} branches")]
+    Assignments { assignments: usize, branches: usize },
+    #[error("branch {branch}: {owners} owners and {scores} scores for {needed} anchors, or an owner that is not there")]
+    Assignment { branch: usize, owners: usize, scores: usize, needed: usize },
     #[error("scratch of {floats} floats and {integers} integers is below the {need_floats} and {need_integers} needed")]
     Scratch { floats: usize, integers: usize, need_floats: usize, need_integers: usize },
 }
@@ -195,9 +201,43 @@ pub fn detection_loss<T: Real>(
     branches: &[Branch<'_, T>],
     targets: &Targets<'_>,
     scratch: Scratch<'_, T>,
+    gradients: Option<&mut [BranchGradient<'_, '_, T>]>,
+) -> Result<LossOutput, LossError> {
+    compute(config, batch, input_hw, branches, (targets, None), scratch, gradients)
+}
+
+/// [`detection_loss`] where each branch has its assignment given, one entry a branch.
+///
+/// # Errors
+/// As [`detection_loss`], and where an assignment does not fit the maps and targets.
+pub fn assigned_loss<T: Real>(
+    config: &LossConfig,
+    batch: usize,
+    input_hw: (usize, usize),
+    branches: &[Branch<'_, T>],
+    (targets, fixed): (&Targets<'_>, &[FixedAssignment]),
+    scratch: Scratch<'_, T>,
+    gradients: Option<&mut [BranchGradient<'_, '_, T>]>,
+) -> Result<LossOutput, LossError> {
+    compute(config, batch, input_hw, branches, (targets, Some(fixed)), scratch, gradients)
+}
+
+fn compute<T: Real>(
+    config: &LossConfig,
+    batch: usize,
+    input_hw: (usize, usize),
+    branches: &[Branch<'_, T>],
+    (targets, fixed): (&Targets<'_>, Option<&[FixedAssignment]>),
+    scratch: Scratch<'_, T>,
     mut gradients: Option<&mut [BranchGradient<'_, '_, T>]>,
 ) -> Result<LossOutput, LossError> {
     let levels = check::arguments(config, batch, branches, targets, gradients.as_deref())?;
+    if let Some(fixed) = fixed {
+        if fixed.len() != branches.len() {
+            return Err(LossError::Assignments { assignments: fixed.len(), branches: branches.len() });
+        }
+        fixed.iter().enumerate().try_for_each(|(branch, f)| f.check(branch, levels.anchors(), targets))?;
+    }
     let anchors = batch * levels.anchors();
     let boxes = targets.boxes.len();
     let (need_floats, need_integers) = scratch_len(config, batch, levels.anchors(), boxes);
@@ -228,15 +268,19 @@ pub fn detection_loss<T: Real>(
     let mut output = LossOutput { branch_count: branches.len(), ..LossOutput::default() };
     for (index, branch) in branches.iter().enumerate() {
         pass::decode(&levels, branch, predicted);
-        let view = pass::BranchPredictions { levels: &levels, branch, predicted };
-        let scratch = AssignerScratch {
-            metrics: &mut *metrics,
-            maxima: &mut *maxima,
-            claims: &mut *claims,
-            claim_counts: &mut *claim_counts,
-        };
-        let result = Assignment { owner: &mut *owner, score: &mut *score };
-        assign(&config.assigner(), &levels, packed, &view, scratch, result);
+        if let Some(fixed) = fixed {
+            fixed[index].copy_to(owner, score);
+        } else {
+            let view = pass::BranchPredictions { levels: &levels, branch, predicted };
+            let scratch = AssignerScratch {
+                metrics: &mut *metrics,
+                maxima: &mut *maxima,
+                claims: &mut *claims,
+                claim_counts: &mut *claim_counts,
+            };
+            let result = Assignment { owner: &mut *owner, score: &mut *score };
+            assign(&config.assigner(), &levels, packed, &view, scratch, result);
+        }
 
         let foreground = owner.iter().filter(|&&o| o != BACKGROUND).count();
         let target_score_sum: f64 = score.iter().map(|s| s.wide()).sum();

@@ -4,8 +4,8 @@
 use detect::assigner::{AssignerConfig, AssignerScratch, Assignment, BACKGROUND, PackedBoxes, Predictions, assign};
 use detect::boxes::{Corners, Overlap, overlap, xywh_to_corners};
 use detect::{
-    Branch, BranchGradient, Levels, LossConfig, LossError, LossOutput, MapMut, MapRef, Real, Scratch, Targets,
-    detection_loss, scratch_len,
+    Branch, BranchGradient, FixedAssignment, Levels, LossConfig, LossError, LossOutput, MapMut, MapRef, Real, Scratch,
+    Targets, assigned_loss, detection_loss, scratch_len,
 };
 use testkit::assert_close;
 
@@ -74,6 +74,17 @@ type Gradients<T> = Vec<Vec<(Vec<T>, Vec<T>)>>;
 
 /// Runs the loss; gradient rows are padded by two zeroed channels, what lies beyond must stay.
 fn run<T: Real>(config: &LossConfig, heads: &[Head<T>], targets: &Boxes, want: bool) -> (LossOutput, Gradients<T>) {
+    run_assigned(config, heads, targets, None, want)
+}
+
+/// [`run`], with `fixed` in place of the assigner where it is given.
+fn run_assigned<T: Real>(
+    config: &LossConfig,
+    heads: &[Head<T>],
+    targets: &Boxes,
+    fixed: Option<&[FixedAssignment]>,
+    want: bool,
+) -> (LossOutput, Gradients<T>) {
     let maps: Vec<_> = heads.iter().map(|h| (h.boxes(), h.classes())).collect();
     let branches: Vec<_> = maps.iter().map(|(boxes, classes)| Branch { boxes, classes }).collect();
     let blank = |v: &Vec<T>| vec![T::of(SENTINEL); v.len()];
@@ -98,15 +109,13 @@ fn run<T: Real>(config: &LossConfig, heads: &[Head<T>], targets: &Boxes, want: b
     let (floats, integers) = scratch_len(config, BATCH, anchors, targets.rows.len());
     // Dirty memory: contents must not matter.
     let (mut floats, mut integers) = (vec![T::of(9.0); floats], vec![5; integers]);
-    let output = detection_loss(
-        config,
-        BATCH,
-        INPUT_HW,
-        &branches,
-        &Targets { offsets: &targets.offsets, classes: &targets.classes, boxes: &targets.rows },
-        Scratch { floats: &mut floats, integers: &mut integers },
-        want.then_some(&mut gradient_branches),
-    )
+    let targets = Targets { offsets: &targets.offsets, classes: &targets.classes, boxes: &targets.rows };
+    let scratch = Scratch { floats: &mut floats, integers: &mut integers };
+    let wanted = want.then_some(&mut gradient_branches[..]);
+    let output = match fixed {
+        None => detection_loss(config, BATCH, INPUT_HW, &branches, &targets, scratch, wanted),
+        Some(fixed) => assigned_loss(config, BATCH, INPUT_HW, &branches, (&targets, fixed), scratch, wanted),
+    }
     .unwrap();
     drop(gradient_branches);
     drop(views);
@@ -261,18 +270,40 @@ impl<'a> Plain<'a> {
     }
 }
 
+/// An assignment that no assigner makes: every positive has the next box of its image, at half of its score.
+fn shifted(plain: &Plain<'_>) -> FixedAssignment {
+    let anchors = plain.levels.anchors();
+    let next = |(at, &owner): (usize, &u32)| match plain.targets.offsets[at / anchors..] {
+        [first, end, ..] if owner != BACKGROUND => (owner + 1) % (end - first),
+        _ => BACKGROUND,
+    };
+    let owner = plain.owner.iter().enumerate().map(next).collect();
+    FixedAssignment { owner, score: plain.score.iter().map(|&s| 0.5 * s as f32).collect() }
+}
+
 fn check_against_plain_formulas(config: &LossConfig) {
+    check(config, false);
+}
+
+/// `given`: with a shifted assignment instead of the assigner's.
+fn check(config: &LossConfig, given: bool) {
     let nc = config.nc;
     let count = config.branch_weights.len();
     let heads: Vec<Head<f64>> = (0..count).map(|b| Head::random(nc, b, 64 + 4 * (b + 1), nc + 3)).collect();
     let targets = boxes(nc);
-    let (output, gradients) = run(config, &heads, &targets, true);
-    let (without, _) = run(config, &heads, &targets, false);
+    let fixed: Vec<FixedAssignment> = heads.iter().map(|h| shifted(&Plain::new(config, h, &targets))).collect();
+    let fixed = given.then_some(&fixed[..]);
+    let (output, gradients) = run_assigned(config, &heads, &targets, fixed, true);
+    let (without, _) = run_assigned(config, &heads, &targets, fixed, false);
     assert_close("loss without gradient", &[without.total], &[output.total], 0.0, 1e-12);
     let mut items = [0.0; 3];
     let mut foreground = 0;
     for (index, (head, weight)) in heads.iter().zip(&config.branch_weights).enumerate() {
-        let plain = Plain::new(config, head, &targets);
+        let mut plain = Plain::new(config, head, &targets);
+        if let Some(fixed) = fixed {
+            plain.owner.clone_from(&fixed[index].owner);
+            plain.score = fixed[index].score.iter().map(|&s| s.into()).collect();
+        }
         let losses = output.branches()[index];
         let scale = weight * BATCH as f64;
         let mut sums = [0.0; 3];
@@ -334,6 +365,36 @@ fn single_branch_matches_plain_formulas_and_central_differences() {
 #[test]
 fn dual_branches_with_many_classes_match_plain_formulas_and_central_differences() {
     check_against_plain_formulas(&LossConfig::new(19, vec![0.25, 1.0]));
+}
+
+#[test]
+fn a_given_assignment_matches_plain_formulas_and_central_differences() {
+    check(&LossConfig::new(3, vec![0.25, 1.0]), true);
+}
+
+/// Runs the loss of one branch with an assignment of zeros that was changed, and returns the refusal.
+fn refused_assignment(change: impl Fn(&mut Vec<FixedAssignment>)) -> LossError {
+    let (config, targets, head) = (LossConfig::new(3, vec![1.0]), boxes(3), Head::<f32>::random(3, 0, 68, 6));
+    let (b, c) = (head.boxes(), head.classes());
+    let (floats, integers) = scratch_len(&config, BATCH, 126, 7);
+    let mut fixed = vec![FixedAssignment { owner: vec![BACKGROUND; BATCH * 126], score: vec![0.0; BATCH * 126] }];
+    change(&mut fixed);
+    let targets = Targets { offsets: &targets.offsets, classes: &targets.classes, boxes: &targets.rows };
+    let scratch = Scratch { floats: &mut vec![0.0; floats], integers: &mut vec![0; integers] };
+    let branch = Branch { boxes: &b, classes: &c };
+    assigned_loss(&config, BATCH, INPUT_HW, &[branch], (&targets, &fixed), scratch, None).unwrap_err()
+}
+
+#[test]
+fn a_given_assignment_that_does_not_fit_is_refused() {
+    assert!(matches!(refused_assignment(Vec::clear), LossError::Assignments { assignments: 0, branches: 1 }));
+    // Image 0 has three boxes, image 1 none.
+    for (anchor, owner) in [(5, 3), (126, 0)] {
+        let refusal = refused_assignment(|f| f[0].owner[anchor] = owner);
+        assert!(matches!(refusal, LossError::Assignment { branch: 0, .. }), "{refusal}");
+    }
+    let short = refused_assignment(|f| f[0].score.truncate(377));
+    assert!(matches!(short, LossError::Assignment { scores: 377, needed: 378, .. }), "{short}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Files written whole or not at all: a temporary file in the same folder, fsync, rename, fsync of the folder.
 //!
 //! A full disk or a killed run therefore never destroys the older file of that name. A killed run can leave a
-//! `.NAME.*.tmp` file behind.
+//! `.NAME.*.tmp` file behind. Beside it, the place of what can be made again: the user's cache folder.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Seek, Write};
@@ -117,4 +117,17 @@ fn sync_folder(folder: &Path) -> io::Result<()> {
         }
         other => other,
     }
+}
+
+/// The user's cache folder for this program, from the environment.
+pub fn user_cache_folder() -> Option<PathBuf> {
+    let from = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let base = if cfg!(windows) {
+        from("LOCALAPPDATA")
+    } else if cfg!(target_os = "macos") {
+        from("HOME").map(|h| h.join("Library/Caches"))
+    } else {
+        from("XDG_CACHE_HOME").or_else(|| from("HOME").map(|h| h.join(".cache")))
+    };
+    base.map(|b| b.join("yolov9"))
 }

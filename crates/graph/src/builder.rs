@@ -74,6 +74,29 @@ impl GraphBuilder {
         bias: Option<ParamId>,
         attrs: ConvAttrs,
     ) -> Result<TensorId, GraphError> {
+        self.conv_to(x, w, bias, attrs, Kind::Activation)
+    }
+
+    /// [`Self::conv`] whose output is never stored in half precision. Logits leave a network this way: rounded ones
+    /// would tie.
+    pub fn conv_to_statistic(
+        &mut self,
+        x: TensorId,
+        w: ParamId,
+        bias: Option<ParamId>,
+        attrs: ConvAttrs,
+    ) -> Result<TensorId, GraphError> {
+        self.conv_to(x, w, bias, attrs, Kind::Statistic)
+    }
+
+    fn conv_to(
+        &mut self,
+        x: TensorId,
+        w: ParamId,
+        bias: Option<ParamId>,
+        attrs: ConvAttrs,
+        kind: Kind,
+    ) -> Result<TensorId, GraphError> {
         let shape = self.shape(x);
         if !(1..=MAX_KERNEL).contains(&attrs.kernel) || attrs.stride == 0 {
             let (scope, kernel, stride) = (self.scope.clone(), attrs.kernel, attrs.stride);
@@ -93,7 +116,8 @@ impl GraphBuilder {
         }
         self.window("Conv2d", shape, attrs.kernel, attrs.pad)?;
         let (h, w_out) = (attrs.output(shape.h), attrs.output(shape.w));
-        let y = self.activation_tensor("conv", Shape::new(shape.n, h, w_out, out));
+        let name = format!("{}.conv", self.scope);
+        let y = self.tensor(name, Shape::new(shape.n, h, w_out, out), kind, Category::Transient);
         self.push(Conv2d { x, w, bias, act: Activation::Identity, y, attrs });
         Ok(y)
     }

@@ -36,7 +36,7 @@ pub struct ChannelMap {
 impl ChannelMap {
     /// One segment, padded at its end.
     pub fn dense(channels: usize) -> Self {
-        Self::with_cuts(channels, &BTreeSet::new())
+        Self::with_cuts(channels, &BTreeSet::new(), aligned)
     }
 
     /// One segment without padding, for raw inputs.
@@ -44,14 +44,15 @@ impl ChannelMap {
         Self { segments: vec![Segment { logical: 0, physical: 0, len: channels }], physical: channels }
     }
 
-    /// Segments between the given cuts (logical channels; those outside of `1..channels` are ignored).
-    pub fn with_cuts(channels: usize, cuts: &BTreeSet<usize>) -> Self {
+    /// Segments between the given cuts (logical channels; those outside of `1..channels` are ignored), each of which
+    /// takes `padded(its length)` channels, a multiple of [`CHANNEL_ALIGN`].
+    pub fn with_cuts(channels: usize, cuts: &BTreeSet<usize>, padded: impl Fn(usize) -> usize) -> Self {
         let mut segments = Vec::new();
         let (mut logical, mut physical) = (0, 0);
         let inner = cuts.iter().copied().filter(|&c| c > 0 && c < channels);
         for end in inner.chain([channels]) {
             segments.push(Segment { logical, physical, len: end - logical });
-            physical += (end - logical).next_multiple_of(CHANNEL_ALIGN);
+            physical += padded(end - logical);
             logical = end;
         }
         Self { segments, physical }
@@ -86,20 +87,24 @@ impl ChannelMap {
     pub(crate) fn sub_range(&self, start: usize, len: usize) -> Self {
         let base = self.index(start);
         let end = start + len;
+        let after = self.segments.iter().find(|s| s.logical >= end).map_or(self.physical, |s| s.physical);
         let segments: Vec<_> = self
             .segments
             .iter()
             .filter(|s| s.logical >= start && s.logical < end)
             .map(|s| Segment { logical: s.logical - start, physical: s.physical - base, len: s.len })
             .collect();
-        let last = segments.last().expect("a range holds at least one segment");
-        let physical = last.physical + last.len.next_multiple_of(CHANNEL_ALIGN);
-        Self { segments, physical }
+        Self { segments, physical: after - base }
     }
 }
 
+/// `channels` rounded up to a multiple of [`CHANNEL_ALIGN`].
+pub(crate) fn aligned(channels: usize) -> usize {
+    channels.next_multiple_of(CHANNEL_ALIGN)
+}
+
 /// Chooses the channel map of every tensor of a graph whose ranges are placed.
-pub(crate) fn infer(graph: &mut Graph) -> Result<(), GraphError> {
+pub(crate) fn infer(graph: &mut Graph, padded: impl Fn(usize) -> usize) -> Result<(), GraphError> {
     let mut cuts: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); graph.tensors.len()];
     for id in graph.tensor_ids() {
         let (root, start) = graph.root(id);
@@ -135,7 +140,7 @@ pub(crate) fn infer(graph: &mut Graph) -> Result<(), GraphError> {
             let base = graph.tensor(root);
             let map = match base.kind {
                 Kind::Raw(_) => ChannelMap::packed(base.shape.c),
-                _ => ChannelMap::with_cuts(base.shape.c, &cuts[root.index()]),
+                _ => ChannelMap::with_cuts(base.shape.c, &cuts[root.index()], &padded),
             };
             if root == id { map } else { map.sub_range(start, graph.tensor(id).shape.c) }
         })
@@ -160,7 +165,7 @@ mod tests {
 
     #[test]
     fn cuts_align_every_segment() {
-        let map = ChannelMap::with_cuts(180, &BTreeSet::from([0, 90, 180]));
+        let map = ChannelMap::with_cuts(180, &BTreeSet::from([0, 90, 180]), aligned);
         assert_eq!(map.segments().len(), 2);
         assert_eq!((map.index(89), map.index(90), map.physical()), (89, 96, 192));
         let half = map.sub_range(90, 90);
@@ -169,8 +174,15 @@ mod tests {
 
     #[test]
     fn multiples_of_eight_need_no_padding() {
-        let map = ChannelMap::with_cuts(64, &BTreeSet::from([32]));
+        let map = ChannelMap::with_cuts(64, &BTreeSet::from([32]), aligned);
         assert!(map.is_dense());
         assert_eq!(map.index(40), 40);
+    }
+
+    #[test]
+    fn a_range_has_the_padding_of_its_segments() {
+        let map = ChannelMap::with_cuts(270, &BTreeSet::from([90]), |c| c.next_multiple_of(64));
+        assert_eq!((map.index(90), map.physical()), (128, 320));
+        assert_eq!((map.sub_range(0, 90).physical(), map.sub_range(90, 180).physical()), (128, 192));
     }
 }

@@ -5,7 +5,7 @@ use crate::graph::{Graph, TensorId};
 use crate::memory;
 use crate::ops::{Op, RunningEntry, RunningStats};
 use crate::params::ParamLayout;
-use crate::passes::{autodiff, fuse, ranges, recompute};
+use crate::passes::{autodiff, bytes, fuse, ranges, recompute};
 use crate::plan::{Placement, Plan};
 use crate::{GraphError, Precision, channels};
 
@@ -66,8 +66,9 @@ impl CompileOptions {
 /// last level needs.
 pub fn compile(mut graph: Graph, backend: &dyn Backend, options: &CompileOptions) -> Result<Plan, GraphError> {
     fuse::run(&mut graph, options.training);
+    bytes::run(&mut graph, backend, options.precision);
     ranges::run(&mut graph);
-    channels::infer(&mut graph)?;
+    channels::infer(&mut graph, |channels| backend.padded(channels))?;
     if options.training {
         push_running_stats(&mut graph, options);
     }

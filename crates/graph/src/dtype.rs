@@ -45,6 +45,10 @@ pub struct Precision {
 
 impl Precision {
     pub const F32: Self = Self { activation: DType::F32, statistic: DType::F32 };
+    /// Half precision with the range of float32.
+    pub const BF16: Self = Self { activation: DType::BF16, statistic: DType::F32 };
+    /// Half precision with more digits and less range; needs a scaled loss.
+    pub const F16: Self = Self { activation: DType::F16, statistic: DType::F32 };
     /// For checking gradients; only the CPU executor runs it.
     pub const F64: Self = Self { activation: DType::F64, statistic: DType::F64 };
 

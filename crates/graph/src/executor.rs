@@ -1,7 +1,7 @@
 //! What runs plans.
 
 use crate::graph::{Graph, TensorId};
-use crate::ops::Op;
+use crate::ops::{Conv2d, Op};
 use crate::optimizer::{CommitReport, CommitStep, OptimizerKind};
 use crate::params::ParamLayout;
 use crate::plan::Plan;
@@ -10,6 +10,19 @@ use std::sync::Arc;
 
 /// What compiling must know about a device.
 pub trait Backend {
+    /// Channels that so many take in memory, padding included: a multiple of [`crate::CHANNEL_ALIGN`]. More than the
+    /// least one where the device's convolutions are faster for it.
+    fn padded(&self, channels: usize) -> usize {
+        crate::channels::aligned(channels)
+    }
+
+    /// True where a convolution without groups runs on its input `x` as raw bytes, 3 packed channels that each count as
+    /// value / 255 rounded to the activation type: forward, and its weight gradient. Asked before channels are laid
+    /// out. The weights have [`crate::CHANNEL_ALIGN`] input channels in memory, as over a normalised picture.
+    fn reads_bytes(&self, _conv: &Conv2d, _graph: &Graph, _precision: Precision) -> bool {
+        false
+    }
+
     /// Scratch bytes of one op, by shapes alone.
     fn workspace(&self, op: &Op, graph: &Graph, precision: Precision) -> u64;
 }
@@ -75,6 +88,9 @@ pub enum ExecError {
     NoRegion(Region),
     #[error("{region:?} has {expected} elements, {got} were given")]
     RegionLength { region: Region, expected: usize, got: usize },
+    /// What the device itself says.
+    #[error("{0}")]
+    Device(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
 /// A device that runs plans over one set of parameters and one arena.

@@ -1,7 +1,7 @@
 //! Parameters: names and shapes as in weight files, and their place in flat buffers.
 
 use crate::graph::{Graph, TensorId};
-use crate::{CHANNEL_ALIGN, ChannelMap, Op};
+use crate::{CHANNEL_ALIGN, ChannelMap, Kind, Op};
 
 /// A parameter or buffer of a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -117,9 +117,12 @@ impl ParamLayout {
             match &node.op {
                 Op::Conv2d(op) => {
                     let out = map_of(op.y);
-                    let input = match op.attrs.groups {
-                        1 => map_of(op.x).clone(),
-                        _ => ChannelMap::packed(op.attrs.in_per_group(graph.tensor(op.x).shape.c)),
+                    let x = graph.tensor(op.x);
+                    let input = match (op.attrs.groups, x.kind) {
+                        // Weights are padded as over the normalised picture, whoever normalises it.
+                        (1, Kind::Raw(_)) => ChannelMap::dense(x.shape.c),
+                        (1, _) => x.map.clone(),
+                        _ => ChannelMap::packed(op.attrs.in_per_group(x.shape.c)),
                     };
                     set(op.w, out, input);
                     if let Some(bias) = op.bias {

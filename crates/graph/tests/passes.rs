@@ -1,7 +1,7 @@
 //! What the passes make of small graphs, seen through compiled plans. Values are checked where plans run, in the
 //! executor's crate.
 
-use graph::ops::{ConvAttrs, PoolAttrs};
+use graph::ops::{Conv2d, ConvAttrs, PoolAttrs};
 use graph::{
     Activation, Backend, BnParams, Category, CompileOptions, DType, Graph, GraphBuilder, Kind, Level, Op, ParamGroup,
     ParamShape, Plan, Precision, Recompute, ScratchSpec, Shape, TensorId, compile,
@@ -13,6 +13,20 @@ use std::sync::Arc;
 struct Null;
 
 impl Backend for Null {
+    fn workspace(&self, _: &Op, _: &Graph, _: Precision) -> u64 {
+        0
+    }
+}
+
+/// One whose convolutions to 16 channels read bytes.
+struct Bytes;
+
+impl Backend for Bytes {
+    fn reads_bytes(&self, conv: &Conv2d, graph: &Graph, _: Precision) -> bool {
+        assert_eq!(graph.tensor(conv.x).kind, Kind::Raw(DType::U8));
+        graph.tensor(conv.y).shape.c == 16
+    }
+
     fn workspace(&self, _: &Op, _: &Graph, _: Precision) -> u64 {
         0
     }
@@ -78,12 +92,16 @@ impl Net {
         self.b.activation(y, Activation::Silu)
     }
 
-    fn train(mut self, outputs: &[TensorId], level: Level) -> Plan {
+    fn train(self, outputs: &[TensorId], level: Level) -> Plan {
+        self.train_on(&Null, outputs, level)
+    }
+
+    fn train_on(mut self, backend: &dyn Backend, outputs: &[TensorId], level: Level) -> Plan {
         let loss = self.b.external(Arc::new(Loss), outputs)[0];
         self.b.output(loss);
         let recompute = Recompute::Level(level);
         let options = CompileOptions { recompute, ..CompileOptions::training(Precision::F32, loss) };
-        compile(self.b.finish(), &Null, &options).expect("compiles")
+        compile(self.b.finish(), backend, &options).expect("compiles")
     }
 }
 
@@ -199,4 +217,75 @@ fn compiling_twice_gives_the_same_plan() {
     let (one, two) = (build(), build());
     assert_eq!(format!("{:?}", one.graph()), format!("{:?}", two.graph()));
     assert_eq!(one.slots(), two.slots());
+}
+
+/// Two stems over one picture, as in models that read it twice.
+fn two_stems(backend: &dyn Backend, outputs: usize, level: Level) -> Plan {
+    let mut n = Net::default();
+    let x = n.picture();
+    let (a, b) = (n.block(x, 16), n.block(x, outputs));
+    let (a, b) = (n.block(a, 24), n.block(b, 24));
+    n.train_on(backend, &[a, b], level)
+}
+
+#[test]
+fn stems_that_read_bytes_need_no_normalised_picture() {
+    for level in Level::ALL {
+        let (bytes, plain) = (two_stems(&Bytes, 16, level), two_stems(&Null, 16, level));
+        assert_eq!((count(&bytes, "Normalize"), count(&plain, "Normalize") > 0), (0, true));
+        let images = bytes.graph().inputs()[0];
+        let reads = |op: &Op| match op {
+            Op::Conv2d(c) => c.x == images,
+            Op::ConvWeightGrad(c) => c.x == images,
+            _ => false,
+        };
+        let kinds: Vec<&str> =
+            bytes.graph().nodes().iter().map(|n| &n.op).filter(|op| reads(op)).map(Op::name).collect();
+        assert_eq!(kinds.iter().filter(|kind| **kind == "ConvWeightGrad").count(), 2, "{kinds:?}");
+        // The last level runs the stems again for the backward pass.
+        let forward = if level == Level::DropInteriors { 4 } else { 2 };
+        assert_eq!(kinds.len(), forward + 2, "{kinds:?}");
+        // The picture stays 3 channels wide, and is there for the backward pass; weights are as they always were.
+        let at = bytes.placement(images);
+        assert_eq!((at.pitch, at.channels), (3, 3));
+        let last = bytes.graph().nodes().iter().rposition(|n| n.op.reads().contains(&images)).expect("read");
+        let slot = bytes.slots().iter().find(|s| s.tensor == Some(images)).expect("a place");
+        assert_eq!((slot.first, slot.last), (0, last));
+        assert_eq!(bytes.params(), plain.params());
+        assert_eq!(bytes.params().find("conv1").expect("the stem").len, 16 * 8);
+        assert!(bytes.memory().arena <= plain.memory().arena);
+    }
+}
+
+#[test]
+fn one_reader_that_wants_normalised_pictures_keeps_them() {
+    let count_of = |plan: &Plan| count(plan, "Normalize");
+    assert_eq!(count_of(&two_stems(&Bytes, 24, Level::KeepAll)), 1, "a stem that the device does not run on bytes");
+    let mut n = Net::default();
+    let x = n.picture();
+    let y = n.conv(x, 16);
+    let z = n.b.max_pool(x, PoolAttrs { kernel: 2, stride: 2, pad: 0 }).expect("fits");
+    n.b.output(y);
+    n.b.output(z);
+    let plan = compile(n.b.finish(), &Bytes, &CompileOptions::inference(Precision::F32)).expect("compiles");
+    assert_eq!(count_of(&plan), 1, "a pool");
+    let mut n = Net::default();
+    let x = n.picture();
+    let y = n.conv(x, 16);
+    n.b.output(y);
+    n.b.output(x);
+    let plan = compile(n.b.finish(), &Bytes, &CompileOptions::inference(Precision::F32)).expect("compiles");
+    assert_eq!(count_of(&plan), 1, "an output of the plan");
+}
+
+#[test]
+fn folded_stems_over_bytes_take_their_activation() {
+    let mut n = Net::default();
+    let x = n.picture();
+    let y = n.conv(x, 16);
+    let y = n.b.activation(y, Activation::Silu);
+    n.b.output(y);
+    let plan = compile(n.b.finish(), &Bytes, &CompileOptions::inference(Precision::F32)).expect("compiles");
+    assert_eq!(names(&plan), ["Conv2d"]);
+    assert!(matches!(&plan.graph().nodes()[0].op, Op::Conv2d(c) if c.act == Activation::Silu && c.y == y));
 }

@@ -11,12 +11,16 @@ pub const IMAGE_SEED: u64 = 443_416_577;
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// Path of a file below `tests/parity`. A few large ones are not in the repository: ask [`has`] for them first.
+///
+/// Test binaries also run where they were not built, as on a machine with a GPU: there the current folder and those
+/// above it are looked through.
 pub fn fixture(name: &str) -> PathBuf {
-    let inside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity").join(name);
-    match inside.exists() {
-        true => inside,
-        false => Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/parity").join(name),
-    }
+    let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let here = std::env::current_dir().unwrap_or_default();
+    let checkouts = std::iter::once(built.as_path()).chain(here.ancestors());
+    let candidates = checkouts.flat_map(|c| ["tests/parity", "../shared/parity", "shared/parity"].map(|f| c.join(f)));
+    let mut candidates = candidates.map(|folder| folder.join(name));
+    candidates.find(|path| path.exists()).unwrap_or_else(|| built.join("tests/parity").join(name))
 }
 
 /// Whether a fixture is there; prints why a test is skipped where it is not.

@@ -178,7 +178,7 @@ impl PictureFolder {
     /// # Errors
     /// No folder is named and the environment does not say where the user's caches are.
     pub fn of(dataset: &Dataset, folder: Option<PathBuf>) -> Result<Self, TrainError> {
-        let usual = || data::cache::user_folder().map(|folder| disk_cache::pictures_folder(&folder));
+        let usual = || files::user_cache_folder().map(|folder| disk_cache::pictures_folder(&folder));
         let folder = folder.or_else(usual).ok_or_else(|| {
             let hint = "set HOME or XDG_CACHE_HOME, or take --cache ram";
             TrainError::option("cache", "the user's cache folder is not known", Some(hint))

@@ -1,9 +1,12 @@
 //! One file a command: its flags, and what it prints.
 
+pub mod bench;
 pub mod convert_weights;
 pub mod demo;
 pub mod detect;
+pub mod env;
 pub mod info;
+pub mod selftest;
 pub mod train;
 pub mod val;
 mod values;
@@ -25,6 +28,9 @@ pub fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::ConvertWeights(args) => convert_weights::run(args),
         Command::Info(args) => info::run(&args),
         Command::Demo(args) => demo::run(&args),
+        Command::Env => env::run(),
+        Command::Selftest(args) => selftest::run(args),
+        Command::Bench(args) => bench::run(args),
     }
 }
 

@@ -61,3 +61,18 @@ fn version() {
 fn convert_weights() {
     insta::assert_snapshot!(help(&["convert-weights", "--help"]));
 }
+
+#[test]
+fn env() {
+    insta::assert_snapshot!(help(&["env", "--help"]));
+}
+
+#[test]
+fn selftest() {
+    insta::assert_snapshot!(help(&["selftest", "--help"]));
+}
+
+#[test]
+fn bench_step() {
+    insta::assert_snapshot!(help(&["bench", "step", "--help"]));
+}

@@ -6,6 +6,7 @@ mod end_to_end;
 mod harness;
 mod help;
 mod info;
+mod machine;
 #[cfg(unix)]
 mod signals;
 mod train;

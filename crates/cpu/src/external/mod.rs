@@ -3,14 +3,17 @@
 mod decode;
 mod detection_loss;
 
+pub use detection_loss::assigned_loss;
+
 use crate::Element;
 use crate::dispatch::Memory;
 use detect::MapRef;
 use graph::ops::External;
 use graph::{ExecError, Shape, TensorId};
+use std::sync::Arc;
 
 /// Runs one external op.
-pub type Body<T> = fn(&External, &mut ExternalIo<'_, '_, T>);
+pub type Body<T> = Arc<dyn Fn(&External, &mut ExternalIo<'_, '_, T>) + Send + Sync>;
 
 /// Bodies by name.
 pub(crate) struct Registry<T> {
@@ -20,17 +23,18 @@ pub(crate) struct Registry<T> {
 impl<T: Element + detect::Real> Registry<T> {
     pub fn standard() -> Self {
         use detect::external::{Decode, DetectionLoss};
-        Self { rows: vec![(DetectionLoss::NAME, detection_loss::run), (Decode::NAME, decode::run)] }
+        Self { rows: vec![(DetectionLoss::NAME, Arc::new(detection_loss::run)), (Decode::NAME, Arc::new(decode::run))] }
     }
 }
 
 impl<T> Registry<T> {
+    /// The latest body of a name counts.
     pub fn add(&mut self, name: &'static str, body: Body<T>) {
-        self.rows.push((name, body));
+        self.rows.insert(0, (name, body));
     }
 
-    pub fn get(&self, name: &'static str) -> Result<Body<T>, ExecError> {
-        self.rows.iter().find(|r| r.0 == name).map(|r| r.1).ok_or(ExecError::UnknownOp(name))
+    pub fn get(&self, name: &'static str) -> Result<&Body<T>, ExecError> {
+        self.rows.iter().find(|r| r.0 == name).map(|r| &r.1).ok_or(ExecError::UnknownOp(name))
     }
 }
 

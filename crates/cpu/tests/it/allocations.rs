@@ -1,6 +1,6 @@
 //! A prepared step allocates nothing.
 
-use crate::common::{Packed, Step, filled, load, pictures};
+use crate::common::{Packed, filled, load, pictures, step};
 use graph::{Executor, OptimizerKind};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -39,7 +39,7 @@ fn a_prepared_step_allocates_nothing() {
         let model = load("yolov9-cmicro-nc5");
         let shape = [2, 64, 64];
         let tensors = filled(&model, "yolov9-cmicro-nc5");
-        let mut step = Step::<f32>::new(&model, &tensors, shape, OptimizerKind::Sgd, false);
+        let mut step = step(&model, &tensors, shape, OptimizerKind::Sgd);
         let rows = [[0.0, 1.0, 0.4, 0.5, 0.3, 0.4]];
         step.upload(&pictures("train", 2, 64, 64), &Packed::of(rows.as_flattened(), 2));
         step.run();

@@ -1,13 +1,13 @@
 //! Recomputation: smaller arenas, the same bits.
 
-use crate::common::{Packed, Step, compile_step, filled, load, pictures};
-use graph::{Executor, GraphError, Level, OptimizerKind, Precision, Recompute, Region};
+use crate::common::{Packed, compile_step, filled, load, pictures, step_at};
+use graph::{Executor, GraphError, Level, Precision, Recompute, Region};
 
 /// Loss values and gradients of one step, and the arena as allocated.
 fn step(case: &str, shape: [usize; 3], recompute: Recompute) -> (Vec<f64>, Vec<f32>, u64, Level) {
     let model = load(case);
     let tensors = filled(&model, case);
-    let mut step = Step::<f32>::with(&model, &tensors, shape, OptimizerKind::Sgd, false, recompute);
+    let mut step = step_at(&model, &tensors, shape, recompute);
     let rows = [[0.0, 1.0, 0.4, 0.5, 0.3, 0.4], [1.0, 0.0, 0.6, 0.3, 0.2, 0.5], [1.0, 2.0, 0.2, 0.7, 0.1, 0.1]];
     step.upload(&pictures("train", shape[0], shape[1], shape[2]), &Packed::of(rows.as_flattened(), shape[0]));
     let loss = step.run();
@@ -32,7 +32,7 @@ fn every_level_gives_the_same_bits_in_less_memory() {
 fn a_budget_of_70_percent_holds_and_changes_no_bit() {
     let (case, shape) = ("yolov9-s-nc3", [8, 320, 320]);
     let model = load(case);
-    let (free, ..) = compile_step(&model, shape, Recompute::Level(Level::KeepAll), Precision::F32, false);
+    let free = compile_step(&model, shape, Recompute::Level(Level::KeepAll));
     let budget = free.memory().activation_bytes() * 7 / 10;
     let unlimited = step(case, shape, Recompute::Level(Level::KeepAll));
     assert_eq!(unlimited.2, free.memory().arena.next_multiple_of(64));
@@ -80,7 +80,7 @@ fn a_tensor_above_two_to_the_31_elements_is_refused_by_name() {
 fn the_arena_is_close_to_its_lower_bound() {
     for (case, shape) in [("yolov9-t-nc80", [4, 320, 320]), ("yolov9-s-nc3", [8, 320, 320])] {
         for level in Level::ALL {
-            let (plan, ..) = compile_step(&load(case), shape, Recompute::Level(level), Precision::F32, false);
+            let plan = compile_step(&load(case), shape, Recompute::Level(level));
             let memory = plan.memory();
             let excess = memory.arena as f64 / memory.lower_bound as f64 - 1.0;
             println!("{case} {level:?}: arena {} MiB, {:.2} % above the bound", memory.arena >> 20, 100.0 * excess);

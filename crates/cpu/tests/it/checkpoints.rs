@@ -1,8 +1,9 @@
 //! Predictions of weights in the reference's own files, and of what they are converted to.
 
-use crate::forward::{compare, predict};
+use crate::common::SINGLE;
 use model::weights::{Weights, load};
 use model::{Branches, ConvertOptions, convert, fit};
+use parity::forward::{compare, predict};
 use std::path::PathBuf;
 
 fn file(name: &str) -> PathBuf {
@@ -30,7 +31,7 @@ fn checkpoints_predict_as_the_reference_does() {
             continue;
         }
         let fitted = fit(&read(name), cfg, name).unwrap_or_else(|e| panic!("{e}"));
-        for (branch, got) in predict(&fitted.model, &fitted.fold().unwrap(), Branches::All) {
+        for (branch, got) in predict(&SINGLE, &fitted.model, &fitted.fold().unwrap(), Branches::All) {
             compare(&format!("{name} {branch}"), &got, &expected[&format!("{key}_pred_{branch}")], 0.05);
         }
     }
@@ -50,14 +51,14 @@ fn converting_changes_no_prediction_of_the_main_branch() {
     let expected = &testkit::arrays("checkpoints/micro-forward.safetensors")["converted_pred_main"];
     let stripped = read("stripped");
     let whole = fit(&stripped, None, "stripped").unwrap();
-    let before = predict(&whole.model, &whole.fold().unwrap(), Branches::Main);
+    let before = predict(&SINGLE, &whole.model, &whole.fold().unwrap(), Branches::Main);
     for fold in [false, true] {
         let options = ConvertOptions { fold, ..ConvertOptions::default() };
         let converted = convert(&stripped, &options, "stripped").unwrap();
         assert_eq!(converted.meta.folded, fold);
         let again = Weights { meta: Some(converted.meta), tensors: converted.tensors, ..stripped.clone() };
         let again = fit(&again, None, "converted").unwrap();
-        let after = predict(&again.model, &again.fold().unwrap(), Branches::All);
+        let after = predict(&SINGLE, &again.model, &again.fold().unwrap(), Branches::All);
         assert_eq!(after, before, "bit for bit");
         compare("converted", &after[0].1, expected, 0.05);
     }

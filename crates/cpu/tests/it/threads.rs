@@ -1,6 +1,6 @@
 //! The number of threads changes no bit.
 
-use crate::common::{Packed, Step, filled, load, pictures};
+use crate::common::{Packed, filled, load, pictures, step};
 use graph::{CommitStep, Executor, GroupScalars, OptimizerKind, Region};
 
 fn weights_after_two_steps(threads: usize) -> Vec<f32> {
@@ -8,7 +8,7 @@ fn weights_after_two_steps(threads: usize) -> Vec<f32> {
     pool.install(|| {
         let model = load("yolov9-t-nc80");
         let shape = [3, 96, 128];
-        let mut step = Step::<f32>::new(&model, &filled(&model, "yolov9-t-nc80"), shape, OptimizerKind::AdamW, false);
+        let mut step = step(&model, &filled(&model, "yolov9-t-nc80"), shape, OptimizerKind::AdamW);
         let rows = [[0.0, 1.0, 0.4, 0.5, 0.3, 0.4], [2.0, 70.0, 0.6, 0.3, 0.2, 0.5]];
         step.upload(&pictures("train", 3, 96, 128), &Packed::of(rows.as_flattened(), 3));
         for count in 1..=2 {

@@ -1,22 +1,21 @@
 //! The ten models of the zoo take a training step in exactly the memory that their plan states.
 
-use crate::common::{Packed, Step, compile_step, pictures};
+use crate::common::{Packed, compile_step, pictures, step_at};
 use cpu::CpuExecutor;
-use graph::{CommitStep, Executor, GroupScalars, Level, OptimizerKind, Precision, Recompute, Region, StateSpec};
+use graph::{CommitStep, Executor, GroupScalars, Level, OptimizerKind, Recompute, Region, StateSpec};
 use model::Model;
-use std::sync::Arc;
 
 const SHAPE: [usize; 3] = [1, 128, 128];
 
 /// Arena in bytes at each level as stated, after checking that an executor allocates the same.
 fn arenas(model: &Model) -> [u64; 3] {
     Level::ALL.map(|level| {
-        let (plan, ..) = compile_step(model, SHAPE, Recompute::Level(level), Precision::F32, false);
+        let plan = compile_step(model, SHAPE, Recompute::Level(level));
         let stated = plan.memory().arena;
         let layout = plan.params().clone();
         let mut executor = CpuExecutor::<f32>::new(StateSpec { layout, optimizer: None, ema: false });
         assert_eq!(executor.arena_bytes(), 0);
-        executor.prepare(Arc::new(plan)).expect("prepared");
+        executor.prepare(plan).expect("prepared");
         assert_eq!(executor.arena_bytes(), stated.next_multiple_of(64), "{} {level:?}", model.name);
         executor.arena_bytes()
     })
@@ -25,7 +24,7 @@ fn arenas(model: &Model) -> [u64; 3] {
 /// Loss values and gradients of one step of a model as it is born, and how far the step moved its weights.
 fn step(model: &Model, recompute: Recompute) -> (Vec<f64>, Vec<f32>, f64, u64) {
     let tensors = model::init(model, 0).expect("initial weights");
-    let mut step = Step::<f32>::with(model, &tensors, SHAPE, OptimizerKind::Sgd, false, recompute);
+    let mut step = step_at(model, &tensors, SHAPE, recompute);
     let rows = [[0.0, 1.0, 0.4, 0.5, 0.3, 0.4], [0.0, 0.0, 0.6, 0.3, 0.2, 0.5]];
     step.upload(&pictures("train", SHAPE[0], SHAPE[1], SHAPE[2]), &Packed::of(rows.as_flattened(), SHAPE[0]));
     let losses = step.run();

@@ -63,6 +63,9 @@ macro_rules! op_table {
         pub enum Op { $($name($name)),* }
 
         impl Op {
+            /// Names of all ops.
+            pub const NAMES: &'static [&'static str] = &[$(stringify!($name)),*];
+
             /// The op's name, as in profiles and errors.
             pub fn name(&self) -> &'static str {
                 match self { $(Op::$name(_) => stringify!($name)),* }

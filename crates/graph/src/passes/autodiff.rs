@@ -228,6 +228,8 @@ impl Tape<'_> {
         let tensor = self.graph.tensor(x);
         let gradient = Tensor {
             name: format!("{}.grad", tensor.name),
+            // Gradients are operands of convolutions, also those of logits that are stored wider.
+            kind: Kind::Activation,
             category: Category::Gradient,
             keep: Keep::Interior,
             range,

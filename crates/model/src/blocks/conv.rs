@@ -73,6 +73,13 @@ impl ConvUnit {
         Ok(self.after(cx, y))
     }
 
+    /// [`Self::forward_end`] of a head's tower: logits keep full precision.
+    pub fn forward_logits(&self, cx: &mut BlockContext<'_>, x: TensorId) -> Result<TensorId> {
+        let y = cx.builder.conv_to_statistic(x, self.weight, self.bias, self.attrs)?;
+        cx.end(y);
+        Ok(y)
+    }
+
     fn after(&self, cx: &mut BlockContext<'_>, y: TensorId) -> TensorId {
         let y = match self.bn {
             Some(bn) => cx.builder.batch_norm(y, bn, BN_EPS),

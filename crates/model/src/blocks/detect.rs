@@ -90,7 +90,7 @@ struct Level {
 fn tower(cx: &mut BlockContext<'_>, [first, second, last]: &[ConvUnit; 3], x: TensorId) -> Result<TensorId> {
     let y = first.forward(cx, x)?;
     let y = second.forward(cx, y)?;
-    last.forward_end(cx, y)
+    last.forward_logits(cx, y)
 }
 
 /// A head with its numbers resolved. The main branch is the last.

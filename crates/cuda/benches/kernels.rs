@@ -1,0 +1,499 @@
+//! The memory-bound kernels against the card's memory: GB/s over the bytes that each must move, beside 4.8 TB/s (one
+//! H200). Needs a GPU; without one it says so and ends.
+//!
+//! `cargo bench -p yolov9-cuda --bench kernels`, with a part of kernels' names behind `--` for those alone. Tensors are 105 MB in bf16 and go through four copies of the operands,
+//! so that little is left in the cache from one launch to the next. Times are medians of nine runs of eight launches.
+
+use cuda::kernels::{
+    Activate, Add, AveragePool, Bias, BnApply, BnBackward, BnReduce, BnStats, Branch, BranchGrad, BranchSums, Commit,
+    CommitBuffers, CommitChunk, CommitScalars, Copy, Decode, DecodeLevel, Fill, MaxPool, Nms, NmsBuffers, Normalize,
+    Predictions, RawReport, Resize,
+};
+use cuda::{Buffer, Format, Gpu, Result, View};
+use cudarc::driver::sys::CUevent_flags;
+use detect::nms::NmsConfig;
+use graph::ops::PoolAttrs;
+use graph::{Activation, CommitStep, GroupScalars, OptimizerKind, ParamGroup};
+
+/// Bytes a second of an H200's memory.
+const BOUND: f64 = 4.8e12;
+/// Copies of the operands, launches between two events, and such runs.
+const SETS: usize = 4;
+const LAUNCHES: usize = 8;
+const RUNS: usize = 9;
+/// Bytes of one set.
+const SET: usize = 1 << 30;
+
+/// Places operands one after the other in a set.
+struct Room {
+    next: u64,
+    end: u64,
+}
+
+impl Room {
+    fn bytes(&mut self, bytes: usize) -> u64 {
+        let at = self.next;
+        self.next += bytes.next_multiple_of(256) as u64;
+        assert!(self.next <= self.end, "a set is too small");
+        at
+    }
+
+    fn view(&mut self, format: Format, [n, h, w, c]: [usize; 4]) -> View {
+        self.range(format, [n, h, w, c], c)
+    }
+
+    /// A channel range of a tensor of `pitch` channels.
+    fn range(&mut self, format: Format, [n, h, w, c]: [usize; 4], pitch: usize) -> View {
+        View { at: self.bytes(n * h * w * pitch * format.bytes()), format, n, h, w, c, pitch }
+    }
+
+    fn vector(&mut self, c: usize) -> u64 {
+        self.bytes(4 * c)
+    }
+
+    fn branch(&mut self, shape: [usize; 4]) -> Branch {
+        let x = self.view(Format::Bf16, shape);
+        let [mean, var, gamma, beta] = [0; 4].map(|_| self.vector(shape[3]));
+        Branch { x, mean, var, gamma, beta }
+    }
+}
+
+struct Bench {
+    gpu: Gpu,
+    arena: Buffer,
+    rows: Vec<serde_json::Value>,
+    /// Part of the names of the kernels to run.
+    filter: String,
+}
+
+impl Bench {
+    /// An arena of bf16 between -1 and 1, which are such values in float32 too.
+    fn new() -> Result<Self> {
+        let gpu = Gpu::open(0)?;
+        let mut arena = gpu.allocate(SETS * SET)?;
+        let mut seed = 7u32;
+        let pattern: Vec<u16> = (0..(64usize << 20) / 2)
+            .map(|_| {
+                seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                let value = (seed >> 8) as f32 / 8_388_608.0 - 1.0;
+                (value.to_bits() >> 16) as u16
+            })
+            .collect();
+        for part in 0..SETS * SET / (64 << 20) {
+            arena.write(part * (64 << 20), &pattern)?;
+        }
+        println!("{:44} {:>20} {:>8} {:>9} {:>7}", "kernel", "shape", "us", "GB/s", "of 4.8");
+        let filter = std::env::args().skip(1).find(|a| !a.starts_with('-')).unwrap_or_default();
+        Ok(Self { gpu, arena, rows: Vec::new(), filter })
+    }
+
+    /// Median time of a launch with operands that `place` lays out in each set, and the bytes it must move.
+    fn case<O>(
+        &mut self,
+        name: &str,
+        shape: &str,
+        place: impl Fn(&mut Room) -> (usize, O),
+        launch: impl Fn(&O) -> Result<()>,
+    ) -> Result<()> {
+        if !name.contains(&self.filter) {
+            return Ok(());
+        }
+        let sets: Vec<(usize, O)> = (0..SETS)
+            .map(|s| {
+                let next = self.arena.address() + (s * SET) as u64;
+                place(&mut Room { next, end: next + SET as u64 })
+            })
+            .collect();
+        let flags = Some(CUevent_flags::CU_EVENT_DEFAULT);
+        let (context, stream) = (self.gpu.context(), self.gpu.stream());
+        let (start, end) = (context.new_event(flags)?, context.new_event(flags)?);
+        let mut times = Vec::new();
+        for run in 0..RUNS + 2 {
+            start.record(stream)?;
+            for i in 0..LAUNCHES {
+                launch(&sets[i % SETS].1)?;
+            }
+            end.record(stream)?;
+            end.synchronize()?;
+            if run >= 2 {
+                times.push(f64::from(start.elapsed_ms(&end)?) * 1e3 / LAUNCHES as f64);
+            }
+        }
+        times.sort_by(f64::total_cmp);
+        let (us, bytes) = (times[times.len() / 2], sets[0].0);
+        let rate = bytes as f64 / us * 1e-3;
+        println!("{name:44} {shape:>20} {us:8.1} {rate:9.0} {:6.1}%", rate * 1e9 / BOUND * 100.0);
+        self.rows.push(serde_json::json!({
+            "kernel": name, "shape": shape, "us": us, "bytes": bytes, "gb_per_s": rate, "of_bound": rate * 1e9 / BOUND,
+        }));
+        Ok(())
+    }
+}
+
+fn main() -> Result<()> {
+    if Gpu::count() == 0 {
+        println!("skipped: no NVIDIA GPU");
+        return Ok(());
+    }
+    let mut bench = Bench::new()?;
+    println!("{}", bench.gpu.properties().name);
+    for shape in [[64, 160, 160, 32], [64, 80, 80, 128], [64, 40, 40, 512]] {
+        norms(&mut bench, shape)?;
+        maps(&mut bench, shape)?;
+    }
+    pools(&mut bench)?;
+    pictures(&mut bench)?;
+    commits(&mut bench)?;
+    detections(&mut bench)?;
+    println!("{}", serde_json::json!({ "card": bench.gpu.properties().name, "kernels": bench.rows }));
+    Ok(())
+}
+
+fn text(shape: [usize; 4]) -> String {
+    shape.map(|e| e.to_string()).join("x")
+}
+
+fn norms(bench: &mut Bench, shape: [usize; 4]) -> Result<()> {
+    let (name, c) = (text(shape), shape[3]);
+    let pixels = shape[0] * shape[1] * shape[2];
+    let bytes = pixels * c * 2;
+    let stats = BnStats::load(&bench.gpu)?;
+    bench.case(
+        "bn_stats",
+        &name,
+        |room| {
+            let x = room.view(Format::Bf16, shape);
+            (bytes, (x, room.vector(c), room.vector(c), room.bytes(BnStats::scratch(pixels, c))))
+        },
+        // SAFETY: operands lie one after the other in a set.
+        |&(x, mean, var, scratch)| unsafe { stats.run(x, mean, var, scratch) },
+    )?;
+    let apply = BnApply::load(&bench.gpu)?;
+    for (what, count, act, residual) in [
+        ("bn_apply, SiLU", 1, Activation::Silu, false),
+        ("bn_apply, identity", 1, Activation::Identity, false),
+        ("bn_apply, SiLU, residual", 1, Activation::Silu, true),
+        ("bn_apply, two branches, SiLU", 2, Activation::Silu, false),
+    ] {
+        bench.case(
+            what,
+            &name,
+            |room| {
+                let branches: Vec<Branch> = (0..count).map(|_| room.branch(shape)).collect();
+                let add = residual.then(|| room.view(Format::Bf16, shape));
+                (bytes * (count + 1 + usize::from(residual)), (branches, add, room.view(Format::Bf16, shape)))
+            },
+            // SAFETY: as above.
+            |(branches, add, y)| unsafe { apply.run(branches, 1e-3, act, *add, *y) },
+        )?;
+    }
+    let (reduce, backward) = (BnReduce::load(&bench.gpu)?, BnBackward::load(&bench.gpu)?);
+    for (count, what) in [(1, ""), (2, "two branches, ")] {
+        bench.case(
+            &format!("bn_reduce, {what}SiLU"),
+            &name,
+            |room| {
+                let branches: Vec<Branch> = (0..count).map(|_| room.branch(shape)).collect();
+                let sums: Vec<BranchSums> = (0..count)
+                    .map(|_| BranchSums { s2: room.vector(c), gamma_grad: Some(room.vector(c)), beta_grad: None })
+                    .collect();
+                let dy = room.view(Format::Bf16, shape);
+                let scratch = room.bytes(BnReduce::scratch(pixels, c, count));
+                (bytes * (count + 1), (branches, sums, dy, room.vector(c), scratch))
+            },
+            |(branches, sums, dy, s1, scratch)| {
+                // SAFETY: as above.
+                unsafe { reduce.run(*dy, branches, 1e-3, Activation::Silu, *s1, sums, *scratch) }
+            },
+        )?;
+        bench.case(
+            &format!("bn_backward, {what}SiLU"),
+            &name,
+            |room| {
+                let branches: Vec<Branch> = (0..count).map(|_| room.branch(shape)).collect();
+                let grads: Vec<BranchGrad> = (0..count)
+                    .map(|_| BranchGrad { s2: room.vector(c), dx: room.view(Format::Bf16, shape), accumulate: false })
+                    .collect();
+                let dy = room.view(Format::Bf16, shape);
+                (bytes * (2 * count + 1), (branches, grads, dy, room.vector(c)))
+            },
+            |(branches, grads, dy, s1)| {
+                // SAFETY: as above.
+                unsafe { backward.run(*dy, branches, 1e-3, Activation::Silu, *s1, pixels, grads) }
+            },
+        )?;
+    }
+    Ok(())
+}
+
+fn maps(bench: &mut Bench, shape: [usize; 4]) -> Result<()> {
+    let (name, c) = (text(shape), shape[3]);
+    let pixels = shape[0] * shape[1] * shape[2];
+    let bytes = pixels * c * 2;
+    let pair = |room: &mut Room| (room.view(Format::Bf16, shape), room.view(Format::Bf16, shape));
+    let activate = Activate::load(&bench.gpu)?;
+    bench.case(
+        "activate, SiLU",
+        &name,
+        |room| (2 * bytes, pair(room)),
+        |&(x, y)| {
+            // SAFETY: operands lie one after the other in a set.
+            unsafe { activate.run(x, Activation::Silu, y) }
+        },
+    )?;
+    bench.case(
+        "activate_grad, SiLU",
+        &name,
+        |room| (3 * bytes, (pair(room), room.view(Format::Bf16, shape))),
+        // SAFETY: as above.
+        |&((x, dy), dx)| unsafe { activate.gradient(x, dy, Activation::Silu, dx, false) },
+    )?;
+    let copy = Copy::load(&bench.gpu)?;
+    bench.case(
+        "copy",
+        &name,
+        |room| (2 * bytes, pair(room)),
+        |&(x, y)| {
+            // SAFETY: as above.
+            unsafe { copy.run(x, y, false) }
+        },
+    )?;
+    bench.case(
+        "copy out of half of the channels",
+        &name,
+        |room| (2 * bytes, (room.range(Format::Bf16, shape, 2 * c), room.view(Format::Bf16, shape))),
+        // SAFETY: as above.
+        |&(x, y)| unsafe { copy.run(x, y, false) },
+    )?;
+    bench.case(
+        "copy, accumulating",
+        &name,
+        |room| (3 * bytes, pair(room)),
+        |&(x, y)| {
+            // SAFETY: as above.
+            unsafe { copy.run(x, y, true) }
+        },
+    )?;
+    bench.case(
+        "copy, bf16 added to float32",
+        &name,
+        |room| (5 * bytes, (room.view(Format::Bf16, shape), room.view(Format::F32, shape))),
+        // SAFETY: as above.
+        |&(x, y)| unsafe { copy.run(x, y, true) },
+    )?;
+    let add = Add::load(&bench.gpu)?;
+    for count in [2, 4] {
+        bench.case(
+            &format!("add of {count}"),
+            &name,
+            |room| {
+                let xs: Vec<View> = (0..count).map(|_| room.view(Format::Bf16, shape)).collect();
+                (bytes * (count + 1), (xs, room.view(Format::Bf16, shape)))
+            },
+            // SAFETY: as above.
+            |(xs, y)| unsafe { add.run(xs, *y) },
+        )?;
+    }
+    let fill = Fill::load(&bench.gpu)?;
+    // SAFETY: as above.
+    bench.case("fill", &name, |room| (bytes, room.view(Format::Bf16, shape)), |&y| unsafe { fill.zero(y) })?;
+    let bias = Bias::load(&bench.gpu)?;
+    bench.case(
+        "bias, float32",
+        &name,
+        |room| (4 * bytes, (room.view(Format::F32, shape), room.vector(c))),
+        // SAFETY: as above.
+        |&(y, b)| unsafe { bias.run(y, b, Activation::Identity) },
+    )?;
+    bench.case(
+        "bias_grad",
+        &name,
+        |room| {
+            let dy = room.view(Format::Bf16, shape);
+            (bytes, (dy, room.vector(c), room.bytes(Bias::scratch(pixels, c))))
+        },
+        // SAFETY: as above.
+        |&(dy, gradient, scratch)| unsafe { bias.gradient(dy, gradient, scratch) },
+    )
+}
+
+fn pools(bench: &mut Bench) -> Result<()> {
+    let max_pool = MaxPool::load(&bench.gpu)?;
+    let five = PoolAttrs { kernel: 5, stride: 1, pad: 2 };
+    for shape in [[64, 20, 20, 256], [256, 20, 20, 512]] {
+        let (name, pixels) = (text(shape), shape[0] * shape[1] * shape[2]);
+        let bytes = pixels * shape[3] * 2;
+        bench.case(
+            "max_pool 5x5",
+            &name,
+            |room| (2 * bytes, (room.view(Format::Bf16, shape), room.view(Format::Bf16, shape))),
+            // SAFETY: operands lie one after the other in a set.
+            |&(x, y)| unsafe { max_pool.run(x, y, five) },
+        )?;
+        bench.case(
+            "max_pool 5x5, gradient",
+            &name,
+            |room| {
+                let [x, dy, dx] = [0; 3].map(|_| room.view(Format::Bf16, shape));
+                (3 * bytes, (x, dy, dx, room.bytes(MaxPool::scratch(pixels, shape[3], five))))
+            },
+            // SAFETY: as above.
+            |&(x, dy, dx, scratch)| unsafe { max_pool.gradient(x, dy, dx, five, false, scratch) },
+        )?;
+    }
+    let average_pool = AveragePool::load(&bench.gpu)?;
+    let two = PoolAttrs { kernel: 2, stride: 1, pad: 0 };
+    for large in [[64, 160, 160, 32], [64, 80, 80, 128], [64, 40, 40, 512]] {
+        let [n, h, w, c] = large;
+        let small = [n, h - 1, w - 1, c];
+        let bytes = n * c * 2 * (h * w + (h - 1) * (w - 1));
+        let place = |room: &mut Room| (bytes, (room.view(Format::Bf16, large), room.view(Format::Bf16, small)));
+        // SAFETY: as above.
+        bench.case("average_pool 2x2", &text(large), place, |&(x, y)| unsafe { average_pool.run(x, y, two) })?;
+        bench.case("average_pool 2x2, gradient", &text(large), place, |&(dx, dy)| {
+            // SAFETY: as above.
+            unsafe { average_pool.gradient(dy, dx, two, false) }
+        })?;
+    }
+    let resize = Resize::load(&bench.gpu)?;
+    for small in [[64, 40, 40, 256], [64, 80, 80, 128]] {
+        let [n, h, w, c] = small;
+        let large = [n, 2 * h, 2 * w, c];
+        let bytes = n * h * w * c * 2 * 5;
+        let place = |room: &mut Room| (bytes, (room.view(Format::Bf16, small), room.view(Format::Bf16, large)));
+        // SAFETY: as above.
+        bench.case("resize to twice the size", &text(small), place, |&(x, y)| unsafe { resize.run(x, y) })?;
+        bench.case("resize to twice the size, gradient", &text(small), place, |&(dx, dy)| {
+            // SAFETY: as above.
+            unsafe { resize.gradient(dy, dx, false) }
+        })?;
+    }
+    Ok(())
+}
+
+fn pictures(bench: &mut Bench) -> Result<()> {
+    let normalize = Normalize::load(&bench.gpu)?;
+    let shape = [64, 640, 640, 8];
+    let pixels = 64 * 640 * 640;
+    bench.case(
+        "normalize",
+        "64x640x640x3",
+        |room| (pixels * (3 + 16), (room.bytes(pixels * 3), room.view(Format::Bf16, shape))),
+        // SAFETY: operands lie one after the other in a set.
+        |&(x, y)| unsafe { normalize.run(x, 3, y) },
+    )
+}
+
+fn commits(bench: &mut Bench) -> Result<()> {
+    let commit = Commit::load(&bench.gpu)?;
+    // Parameters of 2^15 elements: more than the models' average, less than their largest.
+    let (slot, slots) = (1usize << 15, 800);
+    let elements = slot * slots;
+    let table = CommitChunk::of((0..slots).map(|i| (i * slot, slot, ParamGroup::Weight, true)));
+    let mut chunks = bench.gpu.allocate(size_of_val(&table[..]))?;
+    chunks.write(0, &table)?;
+    let group = GroupScalars { lr: 1e-4, momentum: 0.937, weight_decay: 5e-4 };
+    for (name, kind, each) in [
+        ("commit, SGD, average, bf16 copy", OptimizerKind::Sgd, 4 + 34),
+        ("commit, AdamW, average, bf16 copy", OptimizerKind::AdamW, 4 + 50),
+    ] {
+        let step = CommitStep {
+            kind,
+            groups: [group; 3],
+            beta2: 0.999,
+            eps: 1e-8,
+            clip: 10.0,
+            step: 100,
+            ema_decay: Some(0.999),
+        };
+        let mut scalars = bench.gpu.allocate(size_of::<CommitScalars>())?;
+        scalars.write(0, &[CommitScalars::new(&step, 1.0)])?;
+        let (chunks, scalars) = (chunks.address(), scalars.address());
+        let count = table.len();
+        bench.case(
+            name,
+            &format!("{elements}"),
+            |room| {
+                let [weights, gradients, average, a, b, c] = [0; 6].map(|_| room.bytes(elements * 4));
+                let buffers = CommitBuffers {
+                    chunks,
+                    chunk_count: count,
+                    scalars,
+                    report: room.bytes(size_of::<RawReport>()),
+                    scratch: room.bytes(Commit::scratch(count)),
+                    weights,
+                    gradients,
+                    average,
+                    state: [a, b, c],
+                    half_copy: Some((room.bytes(elements * 2), Format::Bf16)),
+                    ..CommitBuffers::default()
+                };
+                (elements * each, buffers)
+            },
+            // SAFETY: as above.
+            |buffers| unsafe { commit.run(kind, buffers) },
+        )?;
+    }
+    Ok(())
+}
+
+fn detections(bench: &mut Bench) -> Result<()> {
+    let (images, nc, pitch) = (64, 80, 88);
+    let anchors = 80 * 80 + 40 * 40 + 20 * 20;
+    let decode = Decode::load(&bench.gpu)?;
+    bench.case(
+        "decode",
+        "64 x 8400, 80 classes",
+        |room| {
+            let levels = [(80, 8), (40, 16), (20, 32)].map(|(side, stride)| DecodeLevel {
+                boxes: room.view(Format::F32, [images, side, side, 64]),
+                classes: room.view(Format::F32, [images, side, side, nc]),
+                stride,
+            });
+            (images * anchors * 4 * (64 + nc + 4 + nc), (levels, room.bytes(images * anchors * pitch * 4)))
+        },
+        // SAFETY: operands lie one after the other in a set.
+        |(levels, out)| unsafe { decode.run(levels, nc, *out, pitch) },
+    )?;
+    // A few thousand candidates an image at the threshold of validation, around a few dozen places.
+    let mut seed = 11u32;
+    let mut unit = || {
+        seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (seed >> 8) as f32 / 16_777_216.0
+    };
+    let mut rows = vec![0.0f32; images * anchors * pitch];
+    for row in rows.chunks_exact_mut(pitch) {
+        let place = (unit() * 40.0).floor();
+        row[0] = place * 16.0 + unit() * 8.0;
+        row[1] = (place * 7.0) % 40.0 * 16.0 + unit() * 8.0;
+        row[2] = 20.0 + unit() * 40.0;
+        row[3] = 20.0 + unit() * 40.0;
+        row[4..4 + nc].iter_mut().for_each(|score| *score = unit().powi(900));
+    }
+    let mut predictions = bench.gpu.allocate(rows.len() * 4)?;
+    predictions.write(0, &rows)?;
+    let nms = Nms::load(&bench.gpu)?;
+    let shape = Predictions { images, rows: anchors, pitch, nc };
+    for (name, conf_threshold, multi_label) in [("nms, validation", 0.001, true), ("nms, detection", 0.25, false)] {
+        let config =
+            NmsConfig { conf_threshold, iou_threshold: 0.7, multi_label, max_det: 300, ..NmsConfig::default() };
+        let at = predictions.address();
+        bench.case(
+            name,
+            "64 x 8400, 80 classes",
+            |room| {
+                let buffers = NmsBuffers {
+                    predictions: at,
+                    wanted: None,
+                    scratch: room.bytes(Nms::scratch(shape, &config)),
+                    detections: room.bytes(images * config.max_det * 24),
+                    found: room.bytes(images * 4),
+                };
+                (images * anchors * (4 + nc) * 4, buffers)
+            },
+            // SAFETY: as above.
+            |buffers| unsafe { nms.run(shape, &config, buffers) },
+        )?;
+    }
+    Ok(())
+}

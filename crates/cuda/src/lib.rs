@@ -1,0 +1,32 @@
+//! NVIDIA GPUs: libraries found and loaded at run time, so that one binary serves machines with and without a card.
+//!
+//! [`CudaExecutor`] runs plans: it owns one arena and the flat buffers of parameters and optimiser state on a card. An op
+//! of the graph has its body in [`kernels`] or, for convolutions, in [`conv`]; which body serves which op is one match,
+//! in `dispatch.rs`. Ops that other crates declare have theirs in [`external`].
+
+mod arena;
+mod backend;
+mod commit;
+pub mod conv;
+pub mod cublaslt;
+pub mod cudnn;
+mod device;
+mod dispatch;
+mod engine;
+mod error;
+mod executor;
+pub mod external;
+pub mod kernels;
+pub mod libraries;
+mod profile;
+mod regions;
+mod transfer;
+mod view;
+
+pub use backend::CudaBackend;
+pub use device::{Buffer, Gpu, Properties};
+pub use engine::Engine;
+pub use error::{CudaError, Result};
+pub use executor::{CudaExecutor, CudaOptions};
+pub use profile::{OpTime, Peaks};
+pub use view::{Format, View};

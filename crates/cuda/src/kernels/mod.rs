@@ -24,7 +24,6 @@ mod normalize;
 pub mod own_conv;
 mod resize;
 mod running_stats;
-mod set;
 mod tiling;
 
 pub use activation::Activate;
@@ -45,7 +44,6 @@ pub use nms::{Nms, NmsBuffers, Predictions, RawDetection};
 pub use normalize::Normalize;
 pub use resize::Resize;
 pub use running_stats::{RunningEntry, RunningStats};
-pub use set::Kernels;
 
 use crate::device::Gpu;
 use crate::error::Result;

@@ -7,7 +7,8 @@ use cpu::{CpuBackend, CpuExecutor};
 use detect::external::LevelTensors;
 use detect::{Levels, LossConfig};
 use graph::{CompileOptions, DType, Executor, GraphBuilder, Precision, Region, Shape, StateSpec, compile};
-use model::{Branches, BuildOptions, Mode, Model, NamedTensors, Source};
+use model::{Branches, BuildOptions, Mode};
+use parity::{filled, load, pictures};
 use std::sync::Arc;
 use testkit::assert_close;
 
@@ -15,40 +16,6 @@ const CASES: [&str; 4] = ["yolov9-t-nc80", "yolov9-s-nc3", "gelan-t-nc80", "yolo
 const BATCH: usize = 4;
 const H: usize = 128;
 const W: usize = 160;
-
-fn load(case: &str) -> Model {
-    let (name, nc) = case.rsplit_once("-nc").expect("cases end in -ncN");
-    let nc = nc.parse().expect("a number of classes");
-    match std::fs::read_to_string(testkit::fixture(&format!("models/{name}.yaml"))) {
-        Ok(text) => Model::from_yaml(name, Source::Text(name.into()), text, Some(nc)),
-        Err(_) => Model::load(name, Some(nc)),
-    }
-    .unwrap_or_else(|e| panic!("{case}: {e}"))
-}
-
-fn filled(model: &Model, case: &str) -> NamedTensors {
-    let gains = testkit::json(&format!("models/{case}.gains.json"));
-    let last = model.layers.len() - 1;
-    let class_bias = |name: &str| {
-        let rest = name.strip_prefix(&format!("model.{last}.cv"))?.strip_suffix(".2.bias")?;
-        let (tower, level) = rest.split_once('.')?;
-        let stride = 8.0 * f64::from(1 << level.parse::<u32>().ok()?);
-        ["3", "5"].contains(&tower).then(|| (5.0 / model.nc as f64 / (640.0 / stride).powi(2)).ln())
-    };
-    let mut tensors = NamedTensors::new();
-    for entry in model.training_state().expect("a state") {
-        let values = testkit::fill(&entry.name, &entry.dims, gains[&entry.name].as_f64(), class_bias);
-        tensors.insert(entry.name, entry.dims, values).expect("as declared");
-    }
-    tensors
-}
-
-/// Pictures of the rule as u8 NHWC.
-fn pictures() -> Vec<u8> {
-    let planes = testkit::pictures("train", BATCH, H, W);
-    let at = |i: usize| (i / 3 / (H * W), i % 3, i / 3 % (H * W));
-    (0..planes.len()).map(at).map(|(image, channel, pixel)| planes[(image * 3 + channel) * H * W + pixel]).collect()
-}
 
 /// A model's raw head maps in training mode and the fixture's boxes.
 fn problem(case: &'static str, targets: &[f32]) -> Problem {
@@ -74,7 +41,7 @@ fn problem(case: &'static str, targets: &[f32]) -> Problem {
     filled(&model, case).scatter(&layout, &mut weights, &mut buffers).expect("all tensors");
     executor.write_region(Region::Weights, &weights).expect("weights");
     executor.write_region(Region::Buffers, &buffers).expect("buffers");
-    executor.upload_u8(id, images, &pictures()).expect("pixels");
+    executor.upload_u8(id, images, &pictures("train", BATCH, H, W)).expect("pixels");
     executor.run(id).expect("a run");
 
     let weights = if tensors.len() == 2 { vec![0.25, 1.0] } else { vec![1.0] };

@@ -7,7 +7,7 @@ pub use profile::{KindTime, OpRow, Profile};
 use crate::graphs::{Ending, TrainingGraph, training};
 use crate::target::Running;
 use crate::{BenchError, Numbers, Target};
-use graph::{CommitStep, ExecError, Executor, GroupScalars, OptimizerKind, PlanId, Region, StateSpec};
+use graph::{CommitStep, ExecError, Executor, GroupScalars, OptimizerKind, PlanId, Region, StateSpec, Ticket};
 use model::Model;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -18,6 +18,8 @@ use std::time::Instant;
 
 /// Boxes on each picture, about COCO's mean.
 const BOXES_PER_IMAGE: usize = 7;
+/// Batches that take turns, so that each step has other pictures and boxes than the one before.
+const BATCHES: usize = 4;
 /// Runs that a profile takes medians over.
 const PROFILE_REPEATS: usize = 11;
 
@@ -38,6 +40,8 @@ pub struct StepOptions {
     pub device: String,
     /// Fixed gradients in place of the loss.
     pub without_loss: bool,
+    /// Records the launches of a step and repeats them as one, as training does.
+    pub capture: bool,
     /// Times every op as well.
     pub profile: bool,
     pub seed: u64,
@@ -54,6 +58,7 @@ impl Default for StepOptions {
             warmup: 5,
             device: "0".to_owned(),
             without_loss: false,
+            capture: true,
             profile: false,
             seed: 0,
         }
@@ -85,21 +90,26 @@ pub struct StepReport {
     pub batch: usize,
     pub precision: &'static str,
     pub loss: bool,
+    pub captured: bool,
     pub steps: usize,
     /// Seconds from options to the first step: compiling, allocating, choosing convolutions.
     pub preparation_s: f64,
-    /// Forward, loss, backward and commit; uploads are not in it.
+    /// From the end of one step to the end of the next: upload of a new batch, forward, loss, backward and commit, with the
+    /// device never waiting for the host.
     pub step_ms: Spread,
-    /// Forward, loss and backward.
-    pub run_ms: Spread,
-    pub commit_ms: Spread,
+    /// What the host needs to start a step, without writing its batch.
+    pub host_ms: Spread,
+    /// What the host needs to write a batch, while the device computes the one before.
+    pub upload_ms: Spread,
     /// Of the median step.
     pub images_per_second: f64,
     /// The first value of the loss after the last step.
     pub loss_value: f64,
     pub arena_bytes: u64,
-    /// Weights, gradients, optimiser state, averages.
+    /// Weights, gradients, optimiser state, averages, and batches on their way.
     pub state_bytes: u64,
+    /// Memory of the card that is in use at the end, by whomever; 0 on the CPU.
+    pub used_bytes: u64,
     pub profile: Option<Profile>,
 }
 
@@ -159,8 +169,14 @@ struct Bench {
     graph: TrainingGraph,
     running: Running,
     id: PlanId,
-    inputs: Inputs,
+    inputs: Vec<Inputs>,
     steps: u64,
+}
+
+/// Results of a step that are on their way.
+struct UnderWay {
+    loss: Ticket,
+    commit: Ticket,
 }
 
 impl Bench {
@@ -188,27 +204,23 @@ impl Bench {
         ] {
             executor.write_region(region, values)?;
         }
-        let inputs = Inputs::random(batch, side, model.nc, options.seed);
+        let seeds = (0..BATCHES as u64).map(|i| options.seed.wrapping_add(i));
+        let inputs = seeds.map(|seed| Inputs::random(batch, side, model.nc, seed)).collect();
         Ok(Self { graph, running, id, inputs, steps: 0 })
     }
 
-    /// Writes the inputs, whose memory the last run has reused.
-    fn upload(&mut self) -> Result<(), BenchError> {
-        self.inputs.upload(self.running.as_dyn(), self.id, &self.graph)?;
-        self.running.finish()
-    }
-
-    /// Milliseconds of the run and of the commit.
-    fn step(&mut self) -> Result<[f64; 2], BenchError> {
-        self.upload()?;
-        let start = Instant::now();
-        self.running.as_dyn().run(self.id)?;
-        self.running.finish()?;
-        let ran = Instant::now();
+    /// Starts a step; milliseconds that the host wrote its batch, and that it needed for the rest.
+    fn start(&mut self) -> Result<(UnderWay, [f64; 2]), BenchError> {
+        let executor = self.running.as_dyn();
+        let begin = Instant::now();
+        self.inputs[self.steps as usize % BATCHES].upload(executor, self.id, &self.graph)?;
+        let written = Instant::now();
+        executor.run(self.id)?;
+        let loss = executor.start_read(self.id, self.graph.loss)?;
         self.steps += 1;
         // A rate that leaves the weights about where they are: random pictures teach nothing.
         let group = GroupScalars { lr: 1e-6, momentum: 0.937, weight_decay: 5e-4 };
-        let commit = CommitStep {
+        let commit = executor.start_commit(&CommitStep {
             kind: OptimizerKind::Sgd,
             groups: [group; 3],
             beta2: 0.999,
@@ -216,11 +228,17 @@ impl Bench {
             clip: 10.0,
             step: self.steps,
             ema_decay: Some(0.999),
-        };
-        self.running.as_dyn().commit(&commit)?;
-        self.running.finish()?;
+        })?;
         let ms = |from: Instant, to: Instant| 1e3 * (to - from).as_secs_f64();
-        Ok([ms(start, ran), ms(ran, Instant::now())])
+        Ok((UnderWay { loss, commit }, [ms(begin, written), ms(written, Instant::now())]))
+    }
+
+    /// Waits for a step; its loss.
+    fn finish(&mut self, step: UnderWay) -> Result<f64, BenchError> {
+        let executor = self.running.as_dyn();
+        let loss = executor.finish_read(step.loss)?;
+        executor.finish_commit(step.commit)?;
+        Ok(loss.first().map_or(f64::NAN, |&v| f64::from(v)))
     }
 }
 
@@ -229,7 +247,7 @@ impl Bench {
 /// # Errors
 /// A device that is not there, a model or size that does not fit, no memory, or what the device says.
 pub fn step(options: &StepOptions, tell: &mut dyn FnMut(usize, usize)) -> Result<StepReport, BenchError> {
-    let target = Target::open(&options.device, options.numbers, true)?;
+    let target = Target::open(&options.device, options.numbers, true)?.captured(options.capture);
     if options.profile && matches!(target, Target::Cpu) {
         return Err(BenchError::ProfileOnCpu);
     }
@@ -239,24 +257,41 @@ pub fn step(options: &StepOptions, tell: &mut dyn FnMut(usize, usize)) -> Result
     let preparation_s = start.elapsed().as_secs_f64();
     let timed = options.steps.max(1);
     let total = options.warmup + timed;
-    let mut times = Vec::with_capacity(timed);
-    for done in 0..total {
-        let time = bench.step()?;
-        if done >= options.warmup {
-            times.push(time);
+    let (mut steps, mut hosts) = (Vec::with_capacity(timed), Vec::with_capacity(timed));
+    let (mut before, host) = bench.start()?;
+    hosts.push(host);
+    let mut ended = Instant::now();
+    let mut loss = f64::NAN;
+    for done in 1..=total {
+        // The last step has nothing behind it to wait for.
+        let next = if done < total { Some(bench.start()?) } else { None };
+        loss = bench.finish(before)?;
+        let now = Instant::now();
+        if done > options.warmup {
+            steps.push(1e3 * (now - ended).as_secs_f64());
         }
-        tell(done + 1, total);
+        ended = now;
+        tell(done, total);
+        let Some((next, host)) = next else { break };
+        before = next;
+        if done >= options.warmup {
+            hosts.push(host);
+        }
     }
-    let loss = bench.running.as_dyn().download(bench.id, bench.graph.loss)?;
+    if hosts.len() > timed {
+        // The first step's, which loads code.
+        hosts.remove(0);
+    }
     let profile = match &mut bench.running {
         Running::Cuda(executor) if options.profile => {
-            let (id, graph, inputs) = (bench.id, &bench.graph, &bench.inputs);
+            let (id, graph, inputs) = (bench.id, &bench.graph, &bench.inputs[0]);
             let times = executor.profile(id, PROFILE_REPEATS, &mut |e| inputs.upload(e, id, graph))?;
             Some(Profile::of(&times, &executor.peaks()?))
         }
         _ => None,
     };
-    let step_ms = Spread::of(times.iter().map(|t| t[0] + t[1]).collect());
+    let step_ms = Spread::of(steps);
+    let (state_bytes, used_bytes) = bench.memory()?;
     Ok(StepReport {
         device: target.name(),
         model: model.name,
@@ -264,24 +299,35 @@ pub fn step(options: &StepOptions, tell: &mut dyn FnMut(usize, usize)) -> Result
         batch: options.batch,
         precision: options.numbers.name(),
         loss: !options.without_loss,
+        captured: options.capture && !matches!(target, Target::Cpu),
         steps: timed,
         preparation_s,
         step_ms,
-        run_ms: Spread::of(times.iter().map(|t| t[0]).collect()),
-        commit_ms: Spread::of(times.iter().map(|t| t[1]).collect()),
+        host_ms: Spread::of(hosts.iter().map(|t| t[1]).collect()),
+        upload_ms: Spread::of(hosts.iter().map(|t| t[0]).collect()),
         images_per_second: 1e3 * options.batch as f64 / step_ms.median,
-        loss_value: loss.first().map_or(f64::NAN, |&v| f64::from(v)),
+        loss_value: loss,
         arena_bytes: bench.running.as_dyn().arena_bytes(),
-        state_bytes: bench.state_bytes(),
+        state_bytes,
+        used_bytes,
         profile,
     })
 }
 
 impl Bench {
-    fn state_bytes(&self) -> u64 {
-        let spec =
-            StateSpec { layout: self.graph.plan.params().clone(), optimizer: Some(OptimizerKind::Sgd), ema: true };
-        spec.regions().iter().map(|(_, elements)| 4 * *elements as u64).sum()
+    /// Bytes of what outlives steps, and of what is in use on the card.
+    fn memory(&self) -> Result<(u64, u64), BenchError> {
+        Ok(match &self.running {
+            Running::Cpu(_) => {
+                let layout = self.graph.plan.params().clone();
+                let spec = StateSpec { layout, optimizer: Some(OptimizerKind::Sgd), ema: true };
+                (spec.regions().iter().map(|(_, elements)| 4 * *elements as u64).sum(), 0)
+            }
+            Running::Cuda(executor) => {
+                let (free, total) = executor.gpu().memory()?;
+                (executor.state_bytes(), total - free)
+            }
+        })
     }
 }
 

@@ -87,7 +87,7 @@ impl Target {
             _ => number.parse().map_err(|_| BenchError::Device(device.to_owned()))?,
         };
         let engine = Engine::new(&Gpu::open(ordinal)?)?;
-        let options = CudaOptions { precision: numbers.precision(), tf32: false, tune };
+        let options = CudaOptions { precision: numbers.precision(), tf32: false, tune, capture: true };
         Self::Cuda { engine, options }.with(numbers)
     }
 
@@ -110,6 +110,14 @@ impl Target {
                 Self::Cuda { engine: Rc::clone(engine), options: CudaOptions { precision, tf32, ..*options } }
             }
         })
+    }
+
+    /// The same device, with or without recording the launches of plans.
+    pub fn captured(self, capture: bool) -> Self {
+        match self {
+            Self::Cpu => Self::Cpu,
+            Self::Cuda { engine, options } => Self::Cuda { engine, options: CudaOptions { capture, ..options } },
+        }
     }
 
     /// Such as `NVIDIA H200`.
@@ -165,17 +173,6 @@ impl Running {
         match self {
             Self::Cpu(executor) => executor,
             Self::Cuda(executor) => executor.as_mut(),
-        }
-    }
-
-    /// Waits for everything that was launched.
-    ///
-    /// # Errors
-    /// What went wrong in a launch since.
-    pub fn finish(&self) -> Result<(), BenchError> {
-        match self {
-            Self::Cpu(_) => Ok(()),
-            Self::Cuda(executor) => Ok(executor.gpu().synchronize()?),
         }
     }
 }

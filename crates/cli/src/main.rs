@@ -5,6 +5,7 @@
 
 mod arguments;
 mod commands;
+mod compute;
 mod console;
 mod demo;
 mod device;

@@ -57,7 +57,7 @@ pub(crate) fn commit<T: Element>(
         }
     }
     gradients.par_chunks_mut(CHUNK).for_each(|chunk| chunk.fill(T::zero()));
-    Ok(CommitReport { grad_norm, applied })
+    Ok(CommitReport { grad_norm, applied, loss_scale: 1.0 })
 }
 
 /// Euclidean norm over all trained parameters.

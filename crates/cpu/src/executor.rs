@@ -8,8 +8,8 @@ use crate::external::{ExternalIo, Registry};
 use crate::regions::Regions;
 use graph::ops::External;
 use graph::{
-    Backend, CommitReport, CommitStep, DType, ExecError, Executor, Kind, Op, Plan, PlanId, Precision, Region,
-    StateSpec, TensorId,
+    Answers, Backend, CommitReport, CommitStep, DType, ExecError, Executor, Kind, Op, Plan, PlanId, Precision, Region,
+    StateSpec, TensorId, Ticket,
 };
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,6 +24,8 @@ pub struct CpuExecutor<T: Runs> {
     registry: Registry<T>,
     /// Partial sums of the gradient's norm.
     partials: Vec<f64>,
+    read: Answers<Vec<f32>>,
+    reports: Answers<CommitReport>,
 }
 
 impl<T: Runs> CpuExecutor<T> {
@@ -31,7 +33,8 @@ impl<T: Runs> CpuExecutor<T> {
     pub fn new(spec: StateSpec) -> Self {
         let partials = Vec::with_capacity(commit::partial_sums(&spec.layout));
         let (regions, registry) = (Regions::new(spec), Registry::standard());
-        Self { regions, arena: Arena::default(), plans: Vec::new(), registry, partials }
+        let (read, reports) = (Answers::default(), Answers::default());
+        Self { regions, arena: Arena::default(), plans: Vec::new(), registry, partials, read, reports }
     }
 }
 
@@ -167,8 +170,22 @@ impl<T: Runs> Executor for CpuExecutor<T> {
         Ok(self.download_elements(plan, tensor).into_iter().map(|v| v.as_f64() as f32).collect())
     }
 
-    fn commit(&mut self, step: &CommitStep) -> Result<CommitReport, ExecError> {
-        T::commit(&mut self.regions, step, &mut self.partials)
+    fn start_read(&mut self, plan: PlanId, tensor: TensorId) -> Result<Ticket, ExecError> {
+        let values = self.download(plan, tensor)?;
+        Ok(self.read.keep(values))
+    }
+
+    fn finish_read(&mut self, ticket: Ticket) -> Result<Vec<f32>, ExecError> {
+        self.read.take(&ticket)
+    }
+
+    fn start_commit(&mut self, step: &CommitStep) -> Result<Ticket, ExecError> {
+        let report = T::commit(&mut self.regions, step, &mut self.partials)?;
+        Ok(self.reports.keep(report))
+    }
+
+    fn finish_commit(&mut self, ticket: Ticket) -> Result<CommitReport, ExecError> {
+        self.reports.take(&ticket)
     }
 
     fn read_region(&self, region: Region) -> Result<Vec<f32>, ExecError> {

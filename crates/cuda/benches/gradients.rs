@@ -89,6 +89,7 @@ fn run() -> Result<(), Box<dyn Error>> {
         precision: precision(&named)?,
         tf32: setting("TF32", "0") == "1",
         tune: setting("TUNE", "0") == "1",
+        capture: false,
     };
     let given: Option<f32> = var("SCALE").ok().map(|s| s.parse()).transpose()?;
     let mut scale = given.unwrap_or(if named == "f16" { 65536.0 } else { 1.0 });

@@ -407,7 +407,7 @@ fn commits(bench: &mut Bench) -> Result<()> {
             ema_decay: Some(0.999),
         };
         let mut scalars = bench.gpu.allocate(size_of::<CommitScalars>())?;
-        scalars.write(0, &[CommitScalars::new(&step, 1.0)])?;
+        scalars.write(0, &[CommitScalars::new(&step)])?;
         let (chunks, scalars) = (chunks.address(), scalars.address());
         let count = table.len();
         bench.case(

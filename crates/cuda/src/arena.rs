@@ -8,26 +8,33 @@ use crate::error::Result;
 pub(crate) struct Arena {
     gpu: Gpu,
     buffer: Option<Buffer>,
+    moves: u64,
 }
 
 impl Arena {
     pub fn new(gpu: Gpu) -> Self {
-        Self { gpu, buffer: None }
+        Self { gpu, buffer: None, moves: 0 }
     }
 
-    /// Makes room for at least `bytes`; true where the block is another one than before. What was in it is lost then.
+    /// Makes room for at least `bytes`, in another block than before. What was in it is lost then.
     ///
     /// # Errors
     /// No memory on the card; the arena is empty then.
-    pub fn grow(&mut self, bytes: u64) -> Result<bool> {
+    pub fn grow(&mut self, bytes: u64) -> Result<()> {
         if bytes <= self.bytes() {
-            return Ok(false);
+            return Ok(());
         }
         // The old block is freed first, so that both need not fit; launches may still use it.
         self.gpu.synchronize()?;
         self.buffer = None;
         self.buffer = Some(self.gpu.allocate(usize::try_from(bytes).unwrap_or(usize::MAX))?);
-        Ok(true)
+        self.moves += 1;
+        Ok(())
+    }
+
+    /// How often the block was another one: addresses in it hold as long as this does.
+    pub fn moves(&self) -> u64 {
+        self.moves
     }
 
     /// Bytes allocated.

@@ -40,6 +40,8 @@ pub(crate) struct Memory<'a> {
     pub registry: &'a Registry,
     /// Address of the arena.
     pub base: u64,
+    /// Address of the loss scale, where there is one.
+    pub loss_scale: Option<u64>,
 }
 
 /// Prepares the convolutions of a plan, which takes memory of the card for a while: to be called before the arena grows.
@@ -323,9 +325,10 @@ impl Lowering<'_> {
         let targets = DeviceTargets { offsets, classes, boxes, max_boxes: spec.max_boxes };
         let (config, input_hw, batch) = (spec.config.clone(), spec.input_hw, self.plan.shape(op.inputs[0]).n);
         let (values, scratch) = (self.address(op.outputs[0]), self.scratch());
+        let loss_scale = self.memory.loss_scale;
         self.card(OWN, move |e| {
             let (config, levels) = (&config, &levels[..]);
-            let head = Head { config, batch, input_hw, levels, targets, loss_scale: None, values, scratch };
+            let head = Head { config, batch, input_hw, levels, targets, loss_scale, values, scratch };
             // SAFETY: as in `op`.
             unsafe { e.kernels().loss.run(&head) }
         });

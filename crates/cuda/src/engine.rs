@@ -1,5 +1,6 @@
 //! Kernels and libraries on one card: what executors of one process share.
 
+use crate::arena::Arena;
 use crate::conv::{Convolutions, tuning_file};
 use crate::device::Gpu;
 use crate::error::Result;
@@ -9,6 +10,7 @@ use crate::kernels::{
     Normalize, Resize, RunningStats,
 };
 use std::cell::{Ref, RefCell, RefMut};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 /// Everything that is loaded on a card to compute. Cheap to share, slow to make: the first one on a machine compiles
@@ -17,6 +19,7 @@ pub struct Engine {
     gpu: Gpu,
     kernels: Kernels,
     convolutions: RefCell<Convolutions>,
+    arena: RefCell<Arena>,
 }
 
 impl Engine {
@@ -26,11 +29,35 @@ impl Engine {
     /// A missing library, a kernel that does not compile, or what the driver says.
     pub fn new(gpu: &Gpu) -> Result<Rc<Self>> {
         let convolutions = RefCell::new(Convolutions::new(gpu, tuning_file())?);
-        Ok(Rc::new(Self { gpu: gpu.clone(), kernels: Kernels::load(gpu)?, convolutions }))
+        let arena = RefCell::new(Arena::new(gpu.clone()));
+        Ok(Rc::new(Self { gpu: gpu.clone(), kernels: Kernels::load(gpu)?, convolutions, arena }))
     }
 
     pub fn gpu(&self) -> &Gpu {
         &self.gpu
+    }
+
+    /// The one block of memory that all executors of this engine compute in, one run after the other.
+    pub(crate) fn arena(&self) -> Ref<'_, Arena> {
+        self.arena.borrow()
+    }
+
+    /// Makes the arena at least as large; what was in it is lost where it had to grow.
+    ///
+    /// # Errors
+    /// No memory on the card; the arena is empty then.
+    pub(crate) fn grow_arena(&self, bytes: u64) -> Result<()> {
+        self.arena.borrow_mut().grow(bytes)
+    }
+
+    /// Which way every prepared convolution is computed, by card, library versions and request.
+    pub fn choices(&self) -> BTreeMap<String, String> {
+        self.convolutions().choices()
+    }
+
+    /// Takes such choices before those that were kept on disk, for convolutions that are prepared from now on.
+    pub fn prefer(&self, choices: BTreeMap<String, String>) {
+        self.convolutions_mut().prefer(choices);
     }
 
     pub(crate) fn kernels(&self) -> &Kernels {

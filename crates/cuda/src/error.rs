@@ -33,6 +33,8 @@ pub enum CudaError {
     Head(String),
     #[error("{what}: no algorithm of {library} serves it")]
     NoAlgorithm { library: &'static str, what: String },
+    #[error("the driver recorded no launches")]
+    Capture,
     #[error("no kernel computes in {0:?}")]
     Precision(graph::Precision),
 }

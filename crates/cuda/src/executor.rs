@@ -1,21 +1,25 @@
-//! The executor: arena, flat buffers, prepared plans, one stream.
+//! The executor: flat buffers, prepared plans, one stream.
 
-use crate::arena::Arena;
+use crate::answers::Answers;
 use crate::backend::CudaBackend;
+use crate::captured::{Decision, Usage, capture};
 use crate::commit::Committer;
 use crate::device::Gpu;
 use crate::dispatch::{Launch, Memory, Work, lower, prepare_convolutions};
 use crate::engine::Engine;
 use crate::error::{CudaError, Result};
 use crate::external::{Body, HostBody, HostValues, Place, Registry, decode};
+use crate::inputs::Inputs;
+use crate::kernels::RawReport;
 use crate::profile::{OpTime, Peaks, Timer, summary};
 use crate::regions::Regions;
-use crate::transfer::Rows;
 use crate::view::Format;
+use cudarc::driver::CudaGraph;
 use graph::{
-    Backend, CommitReport, CommitStep, DType, ExecError, Executor, Kind, Op, Plan, PlanId, Precision, Region,
-    StateSpec, TensorId,
+    Backend, CommitReport, CommitStep, DType, ExecError, Executor, Kind, LossScale, Op, Plan, PlanId, Precision,
+    Region, StateSpec, TensorId, Ticket,
 };
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -26,8 +30,10 @@ pub struct CudaOptions {
     pub precision: Precision,
     /// Lets convolutions round float32 operands to TF32.
     pub tf32: bool,
-    /// Times the ways to compute each convolution when a plan is prepared, and takes the fastest.
+    /// Times the ways to compute each convolution of the first plan that is prepared, and takes the fastest.
     pub tune: bool,
+    /// Records the launches of plans that run more than once, and repeats them as one.
+    pub capture: bool,
 }
 
 impl CudaOptions {
@@ -42,10 +48,13 @@ impl CudaOptions {
     }
 }
 
-/// Runs plans on a card, kernel by kernel on one stream.
+/// Runs plans on a card, on one stream: kernel by kernel the first time, as one CUDA graph afterwards.
 ///
 /// Runs return when everything is launched; reading waits. Grids and reduction orders depend on shapes alone, so results
 /// are the same in every run with the same choice of convolutions.
+///
+/// All executors of an [`Engine`] compute in one arena: a run of one overwrites the tensors of another. Answers that
+/// were asked for before are not touched.
 pub struct CudaExecutor {
     gpu: Gpu,
     options: CudaOptions,
@@ -53,15 +62,24 @@ pub struct CudaExecutor {
     engine: Rc<Engine>,
     regions: Regions,
     committer: Committer,
-    arena: Arena,
+    inputs: Inputs,
+    answers: Answers,
+    /// What the tickets of reads are for.
+    read: VecDeque<(u64, PlanId, TensorId)>,
     plans: Vec<Prepared>,
+    usage: Usage,
     registry: Registry,
 }
 
-/// A plan with its launches, whose addresses hold while the arena does not move.
+/// A plan with its launches.
 struct Prepared {
     plan: Arc<Plan>,
     launches: Vec<Launch>,
+    graph: Option<CudaGraph>,
+    /// What [`crate::arena::Arena::moves`] said when the launches were made: their addresses hold no longer.
+    made_at: u64,
+    /// Where inputs lie in a batch, in bytes.
+    inputs: Vec<(TensorId, usize)>,
 }
 
 impl CudaExecutor {
@@ -72,7 +90,7 @@ impl CudaExecutor {
     pub fn new(engine: &Rc<Engine>, spec: StateSpec, options: CudaOptions) -> Result<Self> {
         let format = options.format().ok_or(CudaError::Precision(options.precision))?;
         let gpu = engine.gpu();
-        let committer = Committer::new(gpu, &spec)?;
+        let committer = Committer::new(gpu, &spec, format)?;
         let regions = Regions::new(gpu, spec, format)?;
         Ok(Self {
             gpu: gpu.clone(),
@@ -81,8 +99,11 @@ impl CudaExecutor {
             engine: Rc::clone(engine),
             regions,
             committer,
-            arena: Arena::new(gpu.clone()),
+            inputs: Inputs::new(gpu)?,
+            answers: Answers::new(gpu)?,
+            read: VecDeque::with_capacity(Ticket::KEPT as usize),
             plans: Vec::new(),
+            usage: Usage::default(),
             registry: Registry::standard(),
         })
     }
@@ -99,9 +120,9 @@ impl CudaExecutor {
         Peaks::of(&self.gpu, self.regions.format(), self.options.tf32)
     }
 
-    /// Bytes of the flat buffers.
+    /// Bytes of the flat buffers, of what commits need beside them, and of batches on their way.
     pub fn state_bytes(&self) -> u64 {
-        self.regions.bytes()
+        self.regions.bytes() + self.committer.bytes() + self.inputs.card_bytes()
     }
 
     /// Adds the body of an external op that runs on the host: for tests and references, the card waits for it.
@@ -131,9 +152,10 @@ impl CudaExecutor {
         let mut runs = Vec::with_capacity(repeats);
         for run in 0..=repeats {
             write_inputs(self)?;
-            self.check_room(&self.plans[plan.0].plan)?;
+            self.settle(plan)?;
             // SAFETY: the arena that the launches were made for is there: it was checked above.
             let times = unsafe { timer.run(&self.engine, &mut self.plans[plan.0].launches) }.map_err(device)?;
+            self.inputs.advance();
             if run > 0 {
                 runs.push(times);
             }
@@ -144,20 +166,44 @@ impl CudaExecutor {
 
     /// Resolves all launches of a plan.
     fn lowered(&self, plan: &Plan) -> std::result::Result<Vec<Launch>, ExecError> {
-        let memory = Memory { regions: &self.regions, registry: &self.registry, base: self.arena.base() };
+        let (base, loss_scale) = (self.engine.arena().base(), self.committer.loss_scale_address());
+        let memory = Memory { regions: &self.regions, registry: &self.registry, base, loss_scale };
         lower(&self.engine, plan, &memory, &self.options)
     }
 
-    /// Makes room; where the arena moves, the launches of all plans get new addresses.
-    fn grow(&mut self, bytes: u64) -> std::result::Result<(), ExecError> {
-        if !self.arena.grow(bytes).map_err(device)? {
-            return Ok(());
-        }
-        for at in 0..self.plans.len() {
-            let plan = Arc::clone(&self.plans[at].plan);
-            self.plans[at].launches = self.lowered(&plan)?;
+    /// Checks that the arena has room for a plan, and makes its launches anew where the arena has moved since.
+    fn settle(&mut self, id: PlanId) -> std::result::Result<(), ExecError> {
+        let prepared = &self.plans[id.0];
+        self.check_room(&prepared.plan)?;
+        let moves = self.engine.arena().moves();
+        if prepared.made_at != moves {
+            let launches = self.lowered(&prepared.plan)?;
+            let prepared = &mut self.plans[id.0];
+            (prepared.launches, prepared.graph, prepared.made_at) = (launches, None, moves);
+            self.usage.forget(id.0);
         }
         Ok(())
+    }
+
+    /// Launches a plan, and records it where that is due.
+    fn launch(&mut self, id: PlanId) -> Result<()> {
+        self.gpu.context().bind_to_thread()?;
+        let recordable =
+            self.options.capture && self.plans[id.0].launches.iter().all(|l| matches!(l.work, Work::Card(_)));
+        if recordable && let Decision::Capture { instead_of } = self.usage.run(id.0) {
+            if let Some(other) = instead_of {
+                // It may still run.
+                self.gpu.synchronize()?;
+                self.plans[other].graph = None;
+            }
+            let Prepared { launches, graph, .. } = &mut self.plans[id.0];
+            *graph = Some(capture(&self.gpu, || launch_all(&self.gpu, &self.engine, launches))?);
+        }
+        let Prepared { launches, graph, .. } = &mut self.plans[id.0];
+        match graph {
+            Some(graph) => Ok(graph.launch()?),
+            None => launch_all(&self.gpu, &self.engine, launches),
+        }
     }
 
     fn upload<V: bytemuck::Pod>(
@@ -167,7 +213,7 @@ impl CudaExecutor {
         dtype: DType,
         values: &[V],
     ) -> std::result::Result<(), ExecError> {
-        let plan = &self.plans[plan.0].plan;
+        let Prepared { plan, inputs, .. } = &self.plans[plan.0];
         let info = plan.graph().tensor(tensor);
         if info.kind != Kind::Raw(dtype) || values.len() > info.shape.elements() {
             let (tensor, shape, len) = (info.name.clone(), info.shape, values.len());
@@ -175,20 +221,54 @@ impl CudaExecutor {
         }
         self.check_room(plan)?;
         let bytes: &[u8] = bytemuck::cast_slice(values);
-        if bytes.is_empty() {
+        let Some(&(_, offset)) = inputs.iter().find(|i| i.0 == tensor).filter(|_| !bytes.is_empty()) else {
             return Ok(());
-        }
-        let at = self.arena.base() + plan.placement(tensor).offset;
-        let rows = Rows { at, rows: 1, width: bytes.len(), pitch: bytes.len() };
+        };
+        let to = self.engine.arena().base() + plan.placement(tensor).offset;
         // SAFETY: a raw tensor lies densely at its offset, inside of the arena, and holds that many elements.
-        unsafe { rows.upload(&self.gpu, bytes) }.map_err(device)
+        unsafe { self.inputs.send(offset, bytes, to) }.map_err(device)
     }
 
     /// An arena that could not grow is gone, and with it the room of every plan.
     fn check_room(&self, plan: &Plan) -> std::result::Result<(), ExecError> {
         let bytes = plan.memory().arena;
-        if self.arena.bytes() < bytes { Err(ExecError::Memory { bytes }) } else { Ok(()) }
+        if self.engine.arena().bytes() < bytes { Err(ExecError::Memory { bytes }) } else { Ok(()) }
     }
+
+    /// What lies at a tensor's rows, in logical order.
+    fn logical(&self, plan: PlanId, tensor: TensorId, bytes: &[u8]) -> Vec<f32> {
+        let plan = &self.plans[plan.0].plan;
+        let (info, channels) = (plan.graph().tensor(tensor), plan.placement(tensor).channels);
+        let mut physical = HostValues::Floats(vec![0.0; info.shape.pixels() * channels]);
+        decode(bytes, plan.precision().of(info.kind), &mut physical);
+        let HostValues::Floats(physical) = physical else { unreachable!("made above") };
+        let mut out = Vec::with_capacity(info.shape.elements());
+        for pixel in physical.chunks_exact(channels) {
+            info.map.segments().iter().for_each(|s| out.extend_from_slice(&pixel[s.physical..s.physical + s.len]));
+        }
+        out
+    }
+}
+
+/// Launches everything of a plan on the stream.
+fn launch_all(gpu: &Gpu, engine: &Engine, launches: &mut [Launch]) -> Result<()> {
+    launches.iter_mut().try_for_each(|launch| match &mut launch.work {
+        Work::Card(work) => work(engine),
+        // SAFETY: the arena that the op was made for is there: the executor checks it before each run.
+        Work::Host(op) => unsafe { op.run(gpu) },
+    })
+}
+
+/// Inputs of a plan with their offsets in a batch, and the bytes of a batch.
+fn input_places(plan: &Plan) -> (Vec<(TensorId, usize)>, usize) {
+    let mut end = 0;
+    let place = |&id: &TensorId| {
+        let Kind::Raw(dtype) = plan.graph().tensor(id).kind else { return None };
+        let at = end;
+        end += (plan.shape(id).elements() * dtype.bytes()).next_multiple_of(256);
+        Some((id, at))
+    };
+    (plan.graph().inputs().iter().filter_map(place).collect(), end)
 }
 
 /// An error of the card as executors report it.
@@ -216,15 +296,19 @@ impl Executor for CudaExecutor {
                 self.registry.get(op.spec.name())?;
             }
         }
-        prepare_convolutions(&self.engine, &plan, &self.options).map_err(device)?;
-        self.grow(plan.memory().arena)?;
-        let launches = self.lowered(&plan)?;
-        self.plans.push(Prepared { plan, launches });
+        // Tails and the like are not worth the time: they take what is known, or the usual way.
+        let options = CudaOptions { tune: self.options.tune && self.plans.is_empty(), ..self.options };
+        prepare_convolutions(&self.engine, &plan, &options).map_err(device)?;
+        self.engine.grow_arena(plan.memory().arena).map_err(device)?;
+        let (inputs, bytes) = input_places(&plan);
+        self.inputs.reserve(bytes).map_err(device)?;
+        let (launches, made_at) = (self.lowered(&plan)?, self.engine.arena().moves());
+        self.plans.push(Prepared { plan, launches, graph: None, made_at, inputs });
         Ok(PlanId(self.plans.len() - 1))
     }
 
     fn arena_bytes(&self) -> u64 {
-        self.arena.bytes()
+        self.engine.arena().bytes()
     }
 
     fn upload_u8(&mut self, plan: PlanId, tensor: TensorId, values: &[u8]) -> std::result::Result<(), ExecError> {
@@ -240,43 +324,61 @@ impl Executor for CudaExecutor {
     }
 
     fn run(&mut self, plan: PlanId) -> std::result::Result<(), ExecError> {
-        self.check_room(&self.plans[plan.0].plan)?;
-        self.gpu.context().bind_to_thread().map_err(|e| device(e.into()))?;
-        for launch in &mut self.plans[plan.0].launches {
-            match &mut launch.work {
-                Work::Card(work) => work(&self.engine),
-                // SAFETY: the arena that the op was made for is there: it was checked above.
-                Work::Host(op) => unsafe { op.run(&self.gpu) },
-            }
-            .map_err(device)?;
-        }
-        Ok(())
+        self.settle(plan)?;
+        let launched = self.launch(plan).map_err(device);
+        self.inputs.advance();
+        launched
     }
 
     fn download(&self, plan: PlanId, tensor: TensorId) -> std::result::Result<Vec<f32>, ExecError> {
-        let plan = &self.plans[plan.0].plan;
-        self.check_room(plan)?;
-        let (place, info) = (Place::of(plan, tensor, self.arena.base()), plan.graph().tensor(tensor));
+        let prepared = &self.plans[plan.0].plan;
+        self.check_room(prepared)?;
+        let place = Place::of(prepared, tensor, self.engine.arena().base());
         let mut bytes = vec![0; place.rows.bytes()];
         // SAFETY: the plan places the tensor inside of the arena.
         unsafe { place.rows.download(&self.gpu, &mut bytes) }.map_err(device)?;
-        let channels = plan.placement(tensor).channels;
-        let mut physical = HostValues::Floats(vec![0.0; info.shape.pixels() * channels]);
-        decode(&bytes, place.dtype, &mut physical);
-        let HostValues::Floats(physical) = physical else { unreachable!("made above") };
-        let mut out = Vec::with_capacity(info.shape.elements());
-        for pixel in physical.chunks_exact(channels) {
-            info.map.segments().iter().for_each(|s| out.extend_from_slice(&pixel[s.physical..s.physical + s.len]));
-        }
-        Ok(out)
+        Ok(self.logical(plan, tensor, &bytes))
     }
 
-    fn commit(&mut self, step: &CommitStep) -> std::result::Result<CommitReport, ExecError> {
+    fn start_read(&mut self, plan: PlanId, tensor: TensorId) -> std::result::Result<Ticket, ExecError> {
+        let prepared = &self.plans[plan.0].plan;
+        self.check_room(prepared)?;
+        let place = Place::of(prepared, tensor, self.engine.arena().base());
+        // SAFETY: the plan places the tensor inside of the arena.
+        let ticket = unsafe { self.answers.start(place.rows) }.map_err(device)?;
+        if self.read.len() as u64 == Ticket::KEPT {
+            self.read.pop_front();
+        }
+        self.read.push_back((ticket.0, plan, tensor));
+        Ok(ticket)
+    }
+
+    fn finish_read(&mut self, ticket: Ticket) -> std::result::Result<Vec<f32>, ExecError> {
+        let at = self.read.iter().position(|r| r.0 == ticket.0).ok_or(ExecError::Ticket)?;
+        let (_, plan, tensor) = self.read.remove(at).ok_or(ExecError::Ticket)?;
+        let bytes = self.answers.finish(&ticket)?.to_vec();
+        Ok(self.logical(plan, tensor, &bytes))
+    }
+
+    fn start_commit(&mut self, step: &CommitStep) -> std::result::Result<Ticket, ExecError> {
         let states = step.kind.states();
         if self.regions.spec().optimizer.is_none_or(|kept| kept.states() < states) {
             return Err(ExecError::NoRegion(Region::State(states - 1)));
         }
-        self.committer.commit(&self.engine, &self.regions, step).map_err(device)
+        self.committer.start(&self.engine, &self.regions, step, &mut self.answers).map_err(device)
+    }
+
+    fn finish_commit(&mut self, ticket: Ticket) -> std::result::Result<CommitReport, ExecError> {
+        let bytes = self.answers.finish(&ticket)?;
+        Ok(RawReport::of_bytes(bytes).ok_or(ExecError::Ticket)?.into())
+    }
+
+    fn loss_scale(&self) -> std::result::Result<Option<LossScale>, ExecError> {
+        self.committer.loss_scale().map_err(device)
+    }
+
+    fn set_loss_scale(&mut self, scale: LossScale) -> std::result::Result<(), ExecError> {
+        self.committer.set_loss_scale(scale).map_err(device)
     }
 
     fn read_region(&self, region: Region) -> std::result::Result<Vec<f32>, ExecError> {

@@ -4,8 +4,10 @@
 //! of the graph has its body in [`kernels`] or, for convolutions, in [`conv`]; which body serves which op is one match,
 //! in `dispatch.rs`. Ops that other crates declare have theirs in [`external`].
 
+mod answers;
 mod arena;
 mod backend;
+mod captured;
 mod commit;
 pub mod conv;
 pub mod cublaslt;
@@ -16,8 +18,10 @@ mod engine;
 mod error;
 mod executor;
 pub mod external;
+mod inputs;
 pub mod kernels;
 pub mod libraries;
+mod pinned;
 mod profile;
 mod regions;
 mod transfer;

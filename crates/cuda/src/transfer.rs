@@ -35,18 +35,31 @@ impl Rows {
     /// # Safety
     /// The rows are memory of the card; `target` holds [`Self::bytes`] bytes.
     pub unsafe fn download(&self, gpu: &Gpu, target: &mut [u8]) -> Result<()> {
+        // SAFETY: the caller's promise; the stream is waited for.
+        unsafe { self.start_download(gpu, target) }?;
+        gpu.synchronize()
+    }
+
+    /// Starts [`Self::download`], in order with the stream.
+    ///
+    /// # Errors
+    /// What the driver says.
+    ///
+    /// # Safety
+    /// As there; `target` is not used before the stream has got so far.
+    pub unsafe fn start_download(&self, gpu: &Gpu, target: &mut [u8]) -> Result<()> {
         debug_assert_eq!(target.len(), self.bytes());
         gpu.context().bind_to_thread()?;
         let stream = gpu.stream().cu_stream();
         if self.is_packed() {
-            // SAFETY: the caller's promise; the stream is waited for below.
+            // SAFETY: the caller's promise.
             unsafe { result::memcpy_dtoh_async(target, self.at, stream) }?;
         } else {
             let copy = self.copy(End::Card(self.at, self.pitch), End::Host(target.as_mut_ptr().cast(), self.width));
             // SAFETY: as above.
             unsafe { sys::cuMemcpy2DAsync_v2(&copy, stream) }.result()?;
         }
-        gpu.synchronize()
+        Ok(())
     }
 
     /// Copies packed rows from the host, in order with the stream. Returns when `source` may be changed.

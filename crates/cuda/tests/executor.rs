@@ -10,7 +10,7 @@ use parity::{Device, Packed, Step, filled, forward, load, pictures, training};
 use std::rc::Rc;
 use std::sync::Arc;
 
-const SINGLE: CudaOptions = CudaOptions { precision: Precision::F32, tf32: false, tune: false };
+const SINGLE: CudaOptions = CudaOptions { precision: Precision::F32, tf32: false, tune: false, capture: true };
 
 /// A card in float32.
 #[derive(Clone)]

@@ -2,9 +2,11 @@
 
 mod kernels_common;
 
-use cuda::kernels::{Commit, CommitBuffers, CommitChunk, CommitScalars, RawReport, RunningEntry, RunningStats};
+use cuda::kernels::{
+    Commit, CommitBuffers, CommitChunk, CommitScalars, RawLossScale, RawReport, RunningEntry, RunningStats,
+};
 use cuda::{Buffer, Format, Gpu};
-use graph::{CommitReport, CommitStep, GroupScalars, OptimizerKind, ParamGroup};
+use graph::{CommitReport, CommitStep, GroupScalars, LossScale, OptimizerKind, ParamGroup};
 use half::{bf16, f16};
 use kernels_common::*;
 
@@ -89,7 +91,7 @@ impl Host {
         for (offset, len, ..) in slots().into_iter().filter(|s| s.2 != ParamGroup::Buffer) {
             self.gradients[offset..offset + len].fill(0.0);
         }
-        CommitReport { grad_norm, applied }
+        CommitReport { grad_norm, applied, loss_scale: loss_scale as f32 }
     }
 
     fn update(&mut self, step: &CommitStep, group: GroupScalars, scale: f32, i: usize) {
@@ -142,6 +144,7 @@ struct Card {
     scalars: Buffer,
     report: Buffer,
     scratch: Buffer,
+    loss_scale: Buffer,
     weights: Buffer,
     gradients: Buffer,
     average: Buffer,
@@ -167,6 +170,7 @@ impl Card {
             scalars: gpu.allocate(size_of::<CommitScalars>()).unwrap(),
             report: scratch(gpu, size_of::<RawReport>()),
             scratch: scratch(gpu, Commit::scratch(table.len())),
+            loss_scale: scratch(gpu, size_of::<RawLossScale>()),
             weights: of(&host.weights),
             gradients: of(&host.gradients),
             average: of(&host.average),
@@ -177,6 +181,10 @@ impl Card {
         }
     }
 
+    fn set_loss_scale(&mut self, scale: f64, good: u32) {
+        self.loss_scale.write(0, &[RawLossScale { scale: scale as f32, good }]).unwrap();
+    }
+
     fn addresses(&self, half: Option<Format>) -> CommitBuffers {
         CommitBuffers {
             chunks: self.chunks.address(),
@@ -184,6 +192,7 @@ impl Card {
             scalars: self.scalars.address(),
             report: self.report.address(),
             scratch: self.scratch.address(),
+            loss_scale: Some(self.loss_scale.address()),
             weights: self.weights.address(),
             gradients: self.gradients.address(),
             average: self.average.address(),
@@ -233,7 +242,8 @@ fn every_rule_does_what_the_cpu_does_to_the_bit() {
                 }
                 card.gradients.write(0, &host.gradients).unwrap();
                 let step = step(kind, number, clip, ema);
-                card.scalars.write(0, &[CommitScalars::new(&step, loss_scale)]).unwrap();
+                card.scalars.write(0, &[CommitScalars::new(&step)]).unwrap();
+                card.set_loss_scale(loss_scale, 0);
                 // SAFETY: buffers of the extents that the chunks name.
                 unsafe { kernel.run(kind, &card.addresses(half)) }.unwrap();
                 let want = host.commit(&step, loss_scale);
@@ -275,11 +285,14 @@ fn a_gradient_that_is_not_finite_changes_nothing_and_is_cleared() {
             host.gradients[17] = 1.0;
             let mut card = Card::new(&gpu, &host);
             let step = step(kind, 1, 10.0, Some(0.9));
-            card.scalars.write(0, &[CommitScalars::new(&step, 1.0)]).unwrap();
+            card.scalars.write(0, &[CommitScalars::new(&step)]).unwrap();
+            card.set_loss_scale(64.0, 7);
             // SAFETY: buffers of the extents that the chunks name.
             unsafe { kernel.run(kind, &card.addresses(Some(Format::Bf16))) }.unwrap();
             let report = card.report();
             assert!(!report.applied && !report.grad_norm.is_finite());
+            assert_eq!(report.loss_scale, 32.0);
+            assert_eq!(card.loss_scale.read::<RawLossScale>(0, 1).unwrap(), [RawLossScale { scale: 32.0, good: 0 }]);
             host.gradients.fill(0.0);
             assert!(card.read() == host, "{kind:?} {bad}");
         }
@@ -294,12 +307,41 @@ fn a_frozen_gradient_that_is_not_finite_stops_nothing() {
     host.gradients[30_200] = f32::NAN;
     let mut card = Card::new(&gpu, &host);
     let step = step(OptimizerKind::Sgd, 1, 10.0, Some(0.9));
-    card.scalars.write(0, &[CommitScalars::new(&step, 1.0)]).unwrap();
+    card.scalars.write(0, &[CommitScalars::new(&step)]).unwrap();
+    card.set_loss_scale(1.0, 0);
     // SAFETY: buffers of the extents that the chunks name.
     unsafe { kernel.run(OptimizerKind::Sgd, &card.addresses(None)) }.unwrap();
     let want = host.commit(&step, 1.0);
     assert_eq!(card.report(), want);
     assert!(want.applied && card.read() == host);
+}
+
+#[test]
+fn the_loss_scale_doubles_after_many_good_commits_and_stays_between_its_ends() {
+    let Some(gpu) = gpu() else { return };
+    let (kernel, mut r) = (Commit::load(&gpu).unwrap(), Random::new());
+    let mut card = Card::new(&gpu, &Host::new(&mut r));
+    card.scalars.write(0, &[CommitScalars::new(&step(OptimizerKind::Sgd, 1, 10.0, None))]).unwrap();
+    let most = f64::from(LossScale::MOST);
+    for (bad, before, after) in [
+        (false, (8.0, 3), (8.0, 4)),
+        (false, (8.0, LossScale::GROWS_AFTER - 1), (16.0, 0)),
+        (false, (most, LossScale::GROWS_AFTER - 1), (most, 0)),
+        (true, (8.0, 1999), (4.0, 0)),
+        (true, (1.0, 5), (1.0, 0)),
+    ] {
+        let mut gradients = vec![0.25f32; WEIGHTS];
+        if bad {
+            gradients[3] = f32::INFINITY;
+        }
+        card.gradients.write(0, &gradients).unwrap();
+        card.set_loss_scale(before.0, before.1);
+        // SAFETY: buffers of the extents that the chunks name.
+        unsafe { kernel.run(OptimizerKind::Sgd, &card.addresses(None)) }.unwrap();
+        let (scale, good) = (after.0 as f32, after.1);
+        assert_eq!(card.loss_scale.read::<RawLossScale>(0, 1).unwrap(), [RawLossScale { scale, good }], "{before:?}");
+        assert_eq!(card.report().loss_scale, scale);
+    }
 }
 
 #[test]

@@ -20,7 +20,7 @@ fn plan(model: &Model, batch: usize, precision: Precision) -> Plan {
     let weights = if branches.len() == 2 { vec![0.25, 1.0] } else { vec![1.0] };
     let config = detect::LossConfig::new(model.nc, weights);
     let (loss, _) = detect::external::loss(&mut b, config, &branches, 7 * batch, (640, 640));
-    let backend = CudaBackend::new(CudaOptions { precision, tf32: false, tune: false });
+    let backend = CudaBackend::new(CudaOptions { precision, tf32: false, tune: false, capture: false });
     compile(b.finish(), &backend, &CompileOptions::training(precision, loss)).expect("a plan")
 }
 

@@ -6,6 +6,7 @@ use crate::optimizer::{CommitReport, CommitStep, OptimizerKind};
 use crate::params::ParamLayout;
 use crate::plan::Plan;
 use crate::{DType, Precision, Shape};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// What compiling must know about a device.
@@ -88,9 +89,73 @@ pub enum ExecError {
     NoRegion(Region),
     #[error("{region:?} has {expected} elements, {got} were given")]
     RegionLength { region: Region, expected: usize, got: usize },
+    #[error("an answer was asked for twice, or after too many others")]
+    Ticket,
     /// What the device itself says.
     #[error("{0}")]
     Device(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+/// An answer that is on its way. Answers are kept for the last [`Ticket::KEPT`] tickets.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "the answer is lost with its ticket"]
+pub struct Ticket(pub u64);
+
+impl Ticket {
+    /// Answers that may be on their way at once.
+    pub const KEPT: u64 = 8;
+}
+
+/// Answers of a device that has them at once.
+#[derive(Debug)]
+pub struct Answers<T> {
+    next: u64,
+    kept: VecDeque<(u64, T)>,
+}
+
+impl<T> Default for Answers<T> {
+    fn default() -> Self {
+        Self { next: 0, kept: VecDeque::with_capacity(Ticket::KEPT as usize) }
+    }
+}
+
+impl<T> Answers<T> {
+    /// Keeps an answer; the oldest makes room.
+    pub fn keep(&mut self, answer: T) -> Ticket {
+        if self.kept.len() as u64 == Ticket::KEPT {
+            self.kept.pop_front();
+        }
+        let ticket = self.next;
+        self.next += 1;
+        self.kept.push_back((ticket, answer));
+        Ticket(ticket)
+    }
+
+    /// Hands an answer out, once.
+    ///
+    /// # Errors
+    /// [`ExecError::Ticket`] where it is gone.
+    pub fn take(&mut self, ticket: &Ticket) -> Result<T, ExecError> {
+        let at = self.kept.iter().position(|(kept, _)| *kept == ticket.0).ok_or(ExecError::Ticket)?;
+        self.kept.remove(at).map(|(_, answer)| answer).ok_or(ExecError::Ticket)
+    }
+}
+
+/// What gradients are multiplied by while they are in half precision, and commits since it was changed last.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LossScale {
+    /// A power of two, at least 1.
+    pub scale: f32,
+    pub good_commits: u32,
+}
+
+impl LossScale {
+    /// Where a run begins.
+    pub const INITIAL: Self = Self { scale: 65536.0, good_commits: 0 };
+    /// Commits in a row that were applied, after which the scale doubles.
+    pub const GROWS_AFTER: u32 = 2000;
+    /// No larger scale is used.
+    pub const MOST: f32 = 16_777_216.0;
 }
 
 /// A device that runs plans over one set of parameters and one arena.
@@ -112,14 +177,40 @@ pub trait Executor {
     fn upload_u32(&mut self, plan: PlanId, tensor: TensorId, values: &[u32]) -> Result<(), ExecError>;
     fn upload_f32(&mut self, plan: PlanId, tensor: TensorId, values: &[f32]) -> Result<(), ExecError>;
 
-    /// Runs all ops of a plan.
+    /// Runs all ops of a plan. A device of its own may be behind when this returns; what is asked of it afterwards sees
+    /// the results.
     fn run(&mut self, plan: PlanId) -> Result<(), ExecError>;
 
-    /// Reads an output.
+    /// Reads an output; waits for it.
     fn download(&self, plan: PlanId, tensor: TensorId) -> Result<Vec<f32>, ExecError>;
 
-    /// Clips, updates weights and averages, and clears the gradient.
-    fn commit(&mut self, step: &CommitStep) -> Result<CommitReport, ExecError>;
+    /// Starts to read a small output of the last run. Later runs do not change what is read.
+    fn start_read(&mut self, plan: PlanId, tensor: TensorId) -> Result<Ticket, ExecError>;
+
+    /// Waits for what [`Executor::start_read`] asked for.
+    fn finish_read(&mut self, ticket: Ticket) -> Result<Vec<f32>, ExecError>;
+
+    /// Starts to clip, to update weights and averages, and to clear the gradient.
+    fn start_commit(&mut self, step: &CommitStep) -> Result<Ticket, ExecError>;
+
+    /// Waits for what a commit saw.
+    fn finish_commit(&mut self, ticket: Ticket) -> Result<CommitReport, ExecError>;
+
+    /// [`Executor::start_commit`] and [`Executor::finish_commit`].
+    fn commit(&mut self, step: &CommitStep) -> Result<CommitReport, ExecError> {
+        let ticket = self.start_commit(step)?;
+        self.finish_commit(ticket)
+    }
+
+    /// The scale of the loss, where gradients are in fp16. Gradients that wait are multiplied by it.
+    fn loss_scale(&self) -> Result<Option<LossScale>, ExecError> {
+        Ok(None)
+    }
+
+    /// Sets the scale of the loss; nothing where gradients need none. A new executor has 1.
+    fn set_loss_scale(&mut self, _scale: LossScale) -> Result<(), ExecError> {
+        Ok(())
+    }
 
     /// Reads or writes a flat buffer in the layout's physical order.
     fn read_region(&self, region: Region) -> Result<Vec<f32>, ExecError>;

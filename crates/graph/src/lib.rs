@@ -29,7 +29,7 @@ pub use compile::{CompileOptions, Level, Recompute, compile};
 pub use cost::{OpCost, cost};
 pub use dtype::{DType, Kind, Precision};
 pub use error::GraphError;
-pub use executor::{Backend, ExecError, Executor, PlanId, Region, StateSpec};
+pub use executor::{Answers, Backend, ExecError, Executor, LossScale, PlanId, Region, StateSpec, Ticket};
 pub use graph::{Category, Graph, Keep, Node, Tensor, TensorId, TensorRange};
 pub use memory::{MemoryReport, Slot};
 pub use ops::{Access, Activation, ExternalSpec, Op, ScratchSpec};

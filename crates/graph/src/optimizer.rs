@@ -54,6 +54,9 @@ pub struct CommitStep {
 pub struct CommitReport {
     /// Norm of the whole gradient before clipping.
     pub grad_norm: f64,
-    /// False where the norm was not finite; nothing was changed then except that the gradient was cleared.
+    /// False where the norm was not finite; nothing was changed then except that the gradient was cleared, and the
+    /// loss scale halved where there is one.
     pub applied: bool,
+    /// What the next gradients will be multiplied by: 1 without a loss scale.
+    pub loss_scale: f32,
 }

@@ -148,6 +148,11 @@ impl NamedTensors {
     }
 
     /// Names and tensors in order.
+    /// Multiplies all values.
+    pub fn scale(&mut self, factor: f32) {
+        self.entries.iter_mut().flat_map(|(_, tensor)| &mut tensor.values).for_each(|value| *value *= factor);
+    }
+
     pub fn iter(&self) -> impl Iterator<Item = (&str, &NamedTensor)> {
         self.entries.iter().map(|(name, tensor)| (name.as_str(), tensor))
     }

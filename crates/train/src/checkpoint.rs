@@ -16,6 +16,7 @@ use graph::{Executor, ParamGroup, ParamLayout, Region};
 use model::weights::{self, Weights, WeightsMeta};
 use model::{Model, NamedTensors, StateEntry, StateKind};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Start of the names of tensors that only a resumed run reads.
@@ -53,6 +54,12 @@ pub struct RunState {
     /// mAP50-95 by class of the last validation, for `--image-weights`; empty before it and without the flag.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub class_maps: Vec<f64>,
+    /// Of gradients in fp16.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<SavedLossScale>,
+    /// Which way a card computed each convolution.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub convolutions: BTreeMap<String, String>,
     pub options: TrainOptions,
     /// The folder that relative paths of the options start from.
     #[serde(default)]
@@ -60,6 +67,27 @@ pub struct RunState {
     pub hyp: Hyp,
     /// The initial weights were random or came from another model, for the record.
     pub origin: String,
+}
+
+/// [`graph::LossScale`] in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SavedLossScale {
+    pub scale: f32,
+    pub good_commits: u32,
+}
+
+impl From<graph::LossScale> for SavedLossScale {
+    fn from(of: graph::LossScale) -> Self {
+        Self { scale: of.scale, good_commits: of.good_commits }
+    }
+}
+
+impl SavedLossScale {
+    /// `None` where the file holds no scale that could have been.
+    pub fn usable(self) -> Option<graph::LossScale> {
+        let sound = (1.0..=graph::LossScale::MOST).contains(&self.scale) && self.scale.log2().fract() == 0.0;
+        sound.then_some(graph::LossScale { scale: self.scale, good_commits: self.good_commits })
+    }
 }
 
 impl RunState {
@@ -79,6 +107,8 @@ impl RunState {
             digest,
             val_digest: None,
             class_maps: Vec::new(),
+            loss_scale: None,
+            convolutions: BTreeMap::new(),
             options,
             started_in: std::env::current_dir().unwrap_or_default(),
             hyp,
@@ -132,7 +162,10 @@ impl RunTensors {
             Ok(named(&read(region)?, &empty, &trained))
         };
         let states = (0..states).map(|i| of_weights(Region::State(i))).collect::<Result<_, _>>()?;
-        let gradients = if pending { Some(of_weights(Region::Gradients)?) } else { None };
+        // Scales are powers of two: a device that has another one, or none, goes on with the same numbers.
+        let scale = executor.loss_scale()?.map_or(1.0, |s| s.scale);
+        let mut gradients = if pending { Some(of_weights(Region::Gradients)?) } else { None };
+        gradients.iter_mut().for_each(|g| g.scale(1.0 / scale));
         Ok(Self { ema, raw, states, gradients })
     }
 
@@ -151,8 +184,11 @@ impl RunTensors {
         for (i, state) in self.states.iter().enumerate() {
             executor.write_region(Region::State(i), &flat_weights(state, layout))?;
         }
-        let gradients = self.gradients.as_ref().map(|g| flat_weights(g, layout));
-        executor.write_region(Region::Gradients, &gradients.unwrap_or_else(|| vec![0.0; layout.weight_elements()]))?;
+        let scale = executor.loss_scale()?.map_or(1.0, |s| s.scale);
+        let mut gradients = self.gradients.as_ref().map(|g| flat_weights(g, layout)).unwrap_or_default();
+        gradients.iter_mut().for_each(|g| *g *= scale);
+        gradients.resize(layout.weight_elements(), 0.0);
+        executor.write_region(Region::Gradients, &gradients)?;
         Ok(())
     }
 }

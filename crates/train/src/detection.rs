@@ -35,7 +35,7 @@ const DECIMALS: usize = 2;
 /// Missing or damaged weights first, then a missing source; options out of range. A picture that cannot be read is
 /// named and left out; it is an error where none can be read.
 pub fn detect(options: &DetectOptions, observer: &mut dyn Observer) -> Result<DetectSummary, TrainError> {
-    let device = Device::choose(&options.device, observer)?;
+    let device = Device::choose(&options.device, options.precision, observer)?;
     check_thresholds(options.conf_thres, options.iou_thres, options.max_det)?;
     setup::check_name(&options.name)?;
     let loaded = load_fitted(&options.weights, options.cfg.as_deref(), observer)?;
@@ -59,10 +59,10 @@ pub fn detect(options: &DetectOptions, observer: &mut dyn Observer) -> Result<De
         let read = [Some(&options.weights), options.cfg.as_ref(), options.data.as_ref()];
         check_output(raw, &sources, &read.into_iter().flatten().collect::<Vec<_>>())?;
     }
-    let mut evaluator = Evaluator::new(device, Arc::clone(&model), None);
+    let mut evaluator = Evaluator::new(device.clone(), Arc::clone(&model), None);
     let [height, width] = frame_hw.map(|side| side as usize);
     let largest = InputShape { images: options.batch_size.clamp(1, sources.len().max(1)), height, width };
-    let mut room = Room::new(options.memory_available);
+    let mut room = Room::new(options.memory_available, &device)?;
     room.take_evaluation("detection", &evaluator, &evaluator.plan(largest, 0)?, observer)?;
     let folder = report::run_folder::create_run_folder(&options.project, &options.name, options.exist_ok)?;
     let inside = folder.canonicalize().map_err(TrainError::io("open", &folder))?;

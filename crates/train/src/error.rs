@@ -63,8 +63,11 @@ pub enum TrainError {
     #[error("{what} was stopped")]
     Stopped { what: &'static str },
     /// A command that would take more memory than there is.
-    #[error("{what} needs {} of memory, {} are available ({parts})", size(*needed), size(*available))]
-    Memory { what: &'static str, needed: u64, available: u64, parts: String, hint: String },
+    #[error("{what} needs {} of {memory}, {} are available ({parts})", size(*needed), size(*available))]
+    Memory { what: &'static str, memory: &'static str, needed: u64, available: u64, parts: String, hint: String },
+    /// A card that cannot be used, or what it says while it works.
+    #[error("{0}")]
+    Card(#[source] Box<cuda::CudaError>),
     /// None of the images could be used.
     #[error("none of the {count} images of {source_text} can be read; the first: {first}")]
     AllImagesBad { count: usize, source_text: String, first: String },

@@ -1,9 +1,8 @@
 //! Validation: folded weights over a set of images, from loader to average precision.
 
-use crate::device::Device;
+use crate::device::{Device, Purpose};
 use crate::image_set::loader_options;
 use crate::plans::{self, Compiled, GraphSettings, InputShape, LossValues, PackedTargets, PlanCache};
-use crate::step::flat_bytes;
 use crate::summary::{ClassMetrics, Metrics};
 use crate::{Observer, Progress, TrainError};
 use data::rect::rect_plan;
@@ -42,6 +41,7 @@ pub(crate) struct EvalPlan {
     compiled: Compiled,
     spec: StateSpec,
     max_boxes: usize,
+    flat_bytes: u64,
 }
 
 impl EvalPlan {
@@ -61,23 +61,30 @@ impl EvalPlan {
 
     /// Bytes of weights and running statistics.
     pub fn flat_bytes(&self) -> u64 {
-        flat_bytes(&self.spec)
+        self.flat_bytes
     }
 }
 
 impl Evaluator {
     /// Without a loss only the main branch is computed.
     pub fn new(device: Device, model: Arc<Model>, loss: Option<LossConfig>) -> Self {
-        let settings = GraphSettings { loss, decode: true, training: None };
+        let precision = device.precision(Purpose::Inference);
+        let settings = GraphSettings { precision, loss, decode: true, training: None };
         let (weights, plans) = (NamedTensors::new(), PlanCache::default());
         Self { device, model, settings, weights, running: None, plans, reserved: None }
     }
 
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
     /// Compiles the plan of a shape.
     pub fn plan(&self, shape: InputShape, max_boxes: usize) -> Result<EvalPlan, TrainError> {
-        let compiled = plans::compile(&self.model, self.device.backend().as_ref(), &self.settings, shape, max_boxes)?;
+        let backend = self.device.backend(Purpose::Inference);
+        let compiled = plans::compile(&self.model, backend.as_ref(), &self.settings, shape, max_boxes)?;
         let spec = StateSpec { layout: compiled.plan.params().clone(), optimizer: None, ema: false };
-        Ok(EvalPlan { shape, compiled, spec, max_boxes })
+        let flat_bytes = self.device.flat_bytes(&spec, Purpose::Inference);
+        Ok(EvalPlan { shape, compiled, spec, max_boxes, flat_bytes })
     }
 
     /// Compiles the plan of the largest batch of a set; `None` for a set without images.
@@ -95,9 +102,23 @@ impl Evaluator {
         largest.map(|shape| self.plan(shape, most_boxes(samples, settings))).transpose()
     }
 
-    /// Keeps a plan for the first step.
-    pub fn reserve(&mut self, plan: EvalPlan) {
-        self.reserved = Some(plan);
+    /// Keeps a plan for the first step. A card's memory is taken at once: it may not be there later.
+    pub fn reserve(&mut self, plan: EvalPlan) -> Result<(), TrainError> {
+        match self.device {
+            Device::Cpu => self.reserved = Some(plan),
+            Device::Card(_) => self.allocate(plan)?,
+        }
+        Ok(())
+    }
+
+    fn allocate(&mut self, plan: EvalPlan) -> Result<(), TrainError> {
+        let mut executor = self.device.executor(&plan.spec, Purpose::Inference)?;
+        if !self.weights.is_empty() {
+            write_weights(executor.as_mut(), &plan.spec.layout, &self.weights)?;
+        }
+        self.plans.add(executor.as_mut(), plan.shape, plan.compiled)?;
+        self.running = Some((executor, plan.spec.layout));
+        Ok(())
     }
 
     /// Takes the weights of a training state dict and folds them.
@@ -128,10 +149,7 @@ impl Evaluator {
                 Some(plan) => plan,
                 None => self.plan(shape, boxes)?,
             };
-            let mut executor = self.device.executor(&plan.spec);
-            write_weights(executor.as_mut(), &plan.spec.layout, &self.weights)?;
-            self.plans.add(executor.as_mut(), plan.shape, plan.compiled)?;
-            self.running = Some((executor, plan.spec.layout));
+            self.allocate(plan)?;
         }
         let Some((executor, _)) = &mut self.running else { return Ok((Vec::new(), None)) };
         let executor = executor.as_mut();

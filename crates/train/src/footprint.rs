@@ -1,6 +1,7 @@
-//! What a command takes of the machine's memory, from its compiled plans: told, or refused, before any of it is
+//! What a command takes of the memory of machine and card, from its compiled plans: told, or refused, before any of it is
 //! allocated.
 
+use crate::device::Device;
 use crate::evaluate::{EvalPlan, Evaluator};
 use crate::plans::InputShape;
 use crate::step::StepPlan;
@@ -11,58 +12,143 @@ use model::Model;
 /// Batches of pixels that the loader holds: in the making, waiting, and the one in use.
 const LOADED_BATCHES: u64 = 4;
 
+/// Batches of pixels on their way to a card, on either side.
+const SENT_BATCHES: u64 = 2;
+/// What CUDA graphs take, and code that libraries load when they first run: about twice what was seen.
+const LIBRARIES: u64 = 512 << 20;
+
+/// Whose memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Owner {
+    Machine,
+    Card,
+}
+
+impl Owner {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Machine => "memory",
+            Self::Card => "memory of the card",
+        }
+    }
+}
+
 /// Bytes by what they are for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Footprint {
-    parts: Vec<(&'static str, u64)>,
+    machine: Vec<(&'static str, u64)>,
+    /// Empty where the machine computes.
+    card: Vec<(&'static str, u64)>,
 }
 
 impl Footprint {
-    /// A training run. Validation has an arena of its own.
+    /// A training run.
     pub fn of_training(step: &StepPlan, validation: Option<&EvalPlan>) -> Self {
-        let mut parts = vec![
-            ("the step's arena", step.memory().arena),
-            ("weights, gradients, optimiser state and averages", step.flat_bytes()),
-            // Tensors by name; the best averages, and one of the four flat buffers that is being read.
-            ("a checkpoint while it is written", step.flat_bytes() / 2 * 3),
-            ("loaded batches", loaded(step.shape())),
-        ];
-        if let Some(plan) = validation {
-            parts.extend([
-                ("the validation's arena", plan.arena()),
-                ("folded weights", 2 * plan.flat_bytes()),
-                ("loaded validation batches", loaded(plan.shape())),
-            ]);
+        match step.device() {
+            Device::Cpu => Self { machine: training_on_the_cpu(step, validation), card: Vec::new() },
+            Device::Card(_) => training_on_a_card(step, validation),
         }
-        Self { parts }
     }
 
     /// Validation or detection alone.
-    pub fn of_evaluation(plan: &EvalPlan) -> Self {
-        let parts = vec![
-            ("the arena", plan.arena()),
-            ("weights", 3 * plan.flat_bytes()),
-            ("loaded batches", loaded(plan.shape())),
-        ];
-        Self { parts }
+    pub fn of_evaluation(plan: &EvalPlan, device: &Device) -> Self {
+        let (arena, weights) = (("the arena", plan.arena()), plan.flat_bytes());
+        let batches = ("loaded batches", loaded(plan.shape()));
+        if device.is_cpu() {
+            return Self { machine: vec![arena, ("weights", 3 * weights), batches], card: Vec::new() };
+        }
+        let sent = (SENT, sent(plan.shape()));
+        let card = vec![arena, ("weights", weights), sent, ("graphs and libraries", LIBRARIES)];
+        Self { machine: vec![("weights", 3 * weights), batches, sent], card }
     }
 
-    pub fn total(&self) -> u64 {
-        self.parts.iter().map(|p| p.1).sum()
+    fn parts(&self, owner: Owner) -> &[(&'static str, u64)] {
+        match owner {
+            Owner::Machine => &self.machine,
+            Owner::Card => &self.card,
+        }
     }
 
-    fn text(&self) -> String {
-        let parts: Vec<String> = self.parts.iter().map(|(what, bytes)| format!("{what} {}", size(*bytes))).collect();
-        parts.join(", ")
+    fn total(&self, owner: Owner) -> u64 {
+        self.parts(owner).iter().map(|p| p.1).sum()
     }
 
-    fn error(&self, what: &'static str, available: u64, hint: String) -> TrainError {
-        TrainError::Memory { what, needed: self.total(), available, parts: self.text(), hint }
+    fn text(&self, owner: Owner) -> String {
+        let part = |(what, bytes): &(&str, u64)| format!("{what} {}", size(*bytes));
+        self.parts(owner).iter().map(part).collect::<Vec<_>>().join(", ")
+    }
+
+    fn error(&self, what: &'static str, short: Short, hint: String) -> TrainError {
+        let Short { owner, needed, available } = short;
+        TrainError::Memory { what, memory: owner.name(), needed, available, parts: self.text(owner), hint }
     }
 }
 
+const STATE: &str = "weights, gradients, optimiser state and averages";
+const CHECKPOINT: &str = "a checkpoint while it is written";
+const SENT: &str = "batches on their way";
+
+/// Tensors by name; the best averages, and one of the four flat buffers that is being read.
+fn checkpoint(step: &StepPlan) -> u64 {
+    step.flat_bytes() / 2 * 3
+}
+
+/// Validation has an arena of its own.
+fn training_on_the_cpu(step: &StepPlan, validation: Option<&EvalPlan>) -> Vec<(&'static str, u64)> {
+    let mut parts = vec![
+        ("the step's arena", step.memory().arena),
+        (STATE, step.flat_bytes()),
+        (CHECKPOINT, checkpoint(step)),
+        ("loaded batches", loaded(step.shape())),
+    ];
+    if let Some(plan) = validation {
+        parts.extend([
+            ("the validation's arena", plan.arena()),
+            ("folded weights", 2 * plan.flat_bytes()),
+            ("loaded validation batches", loaded(plan.shape())),
+        ]);
+    }
+    parts
+}
+
+/// Validation shares the step's arena.
+fn training_on_a_card(step: &StepPlan, validation: Option<&EvalPlan>) -> Footprint {
+    let arena = step.memory().arena;
+    let mut card = match validation.map(EvalPlan::arena).filter(|&larger| larger > arena) {
+        Some(larger) => vec![("the arena, which the validation fills", larger)],
+        None => vec![("the arena", arena)],
+    };
+    card.extend([(STATE, step.flat_bytes()), (SENT, sent(step.shape())), ("graphs and libraries", LIBRARIES)]);
+    let mut machine =
+        vec![(CHECKPOINT, checkpoint(step)), ("loaded batches", loaded(step.shape())), (SENT, sent(step.shape()))];
+    if let Some(plan) = validation {
+        let sent = ("validation batches on their way", sent(plan.shape()));
+        card.extend([("folded weights", plan.flat_bytes()), sent]);
+        let loaded = ("loaded validation batches", loaded(plan.shape()));
+        machine.extend([("folded weights", 2 * plan.flat_bytes()), loaded, sent]);
+    }
+    Footprint { machine, card }
+}
+
 fn loaded(shape: InputShape) -> u64 {
-    LOADED_BATCHES * 3 * (shape.images * shape.height * shape.width) as u64
+    LOADED_BATCHES * pixels(shape)
+}
+
+fn sent(shape: InputShape) -> u64 {
+    SENT_BATCHES * pixels(shape)
+}
+
+/// Bytes of a batch's pixels.
+fn pixels(shape: InputShape) -> u64 {
+    3 * (shape.images * shape.height * shape.width) as u64
+}
+
+/// Memory that is not there.
+#[derive(Clone, Copy, Debug)]
+struct Short {
+    owner: Owner,
+    needed: u64,
+    available: u64,
 }
 
 /// `1.25 GiB`, or MiB below one.
@@ -75,13 +161,48 @@ pub(crate) fn size(bytes: u64) -> String {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Room {
     available: Option<u64>,
+    /// Of a card.
+    on_card: Option<u64>,
+    /// Of the machine's.
     taken: u64,
 }
 
 impl Room {
-    /// `limit` takes the place of what the system says.
-    pub fn new(limit: Option<u64>) -> Self {
-        Self { available: limit.or_else(system_memory::available), taken: 0 }
+    /// `limit` takes the place of what the system says of the machine's memory.
+    ///
+    /// # Errors
+    /// What a card's driver says.
+    pub fn new(limit: Option<u64>, device: &Device) -> Result<Self, TrainError> {
+        let available = limit.or_else(system_memory::available);
+        Ok(Self { available, on_card: device.free_memory()?, taken: 0 })
+    }
+
+    fn available(&self, owner: Owner) -> Option<u64> {
+        match owner {
+            Owner::Machine => self.available,
+            Owner::Card => self.on_card,
+        }
+    }
+
+    /// What a footprint lacks: of the card first, for there it can be helped.
+    fn short(&self, footprint: &Footprint) -> Option<Short> {
+        [Owner::Card, Owner::Machine].into_iter().find_map(|owner| {
+            let (needed, available) = (footprint.total(owner), self.available(owner)?);
+            (needed > available).then_some(Short { owner, needed, available })
+        })
+    }
+
+    /// Takes what a footprint needs and tells it.
+    fn take_all(&mut self, what: &str, footprint: &Footprint, observer: &mut dyn Observer) {
+        for owner in [Owner::Card, Owner::Machine] {
+            if footprint.parts(owner).is_empty() {
+                continue;
+            }
+            let of = self.available(owner).map(|available| format!(" of {}", size(available))).unwrap_or_default();
+            let (needed, parts) = (size(footprint.total(owner)), footprint.text(owner));
+            observer.info(&format!("{} of {what}: {needed}{of}: {parts}", owner.name()));
+        }
+        self.take(footprint.total(Owner::Machine));
     }
 
     /// What is left for pictures: four fifths of the remainder, for it is an estimate and not ours alone. `None` where
@@ -104,16 +225,16 @@ impl Room {
         squeezed: &dyn Fn(Recompute) -> Result<StepPlan, TrainError>,
         observer: &mut dyn Observer,
     ) -> Result<Option<StepPlan>, TrainError> {
-        let needed = footprint.total();
-        let Some(available) = self.available.filter(|&available| available < needed) else { return Ok(None) };
-        let left = available.saturating_sub(needed - step.memory().arena);
+        let Some(short) = self.short(footprint).filter(|s| s.owner == step.device().owner()) else { return Ok(None) };
+        let left = short.available.saturating_sub(short.needed - step.memory().arena);
         match squeezed(Recompute::Budget(left)) {
             Ok(plan) => {
                 observer.warn(&format!(
-                    "training needs {} of memory, {} are available: parts of the forward pass are computed twice, with \
-                     the same results",
-                    size(needed),
-                    size(available)
+                    "training needs {} of {}, {} are available: parts of the forward pass are computed twice, with the \
+                     same results",
+                    size(short.needed),
+                    short.owner.name(),
+                    size(short.available)
                 ));
                 Ok(Some(plan))
             }
@@ -135,33 +256,30 @@ impl Room {
         squeezed: &dyn Fn(Recompute) -> Result<StepPlan, TrainError>,
         observer: &mut dyn Observer,
     ) -> Result<(), TrainError> {
-        let needed = footprint.total();
-        let Some(available) = self.available else {
-            observer.info(&format!("memory of the run: {} ({})", size(needed), footprint.text()));
+        let Some(short) = self.short(footprint) else {
+            self.take_all("the run", footprint, observer);
             return Ok(());
         };
-        if needed <= available {
-            observer.info(&format!("memory of the run: {} of {}: {}", size(needed), size(available), footprint.text()));
-            self.take(needed);
-            return Ok(());
-        }
-        let batch = fitting(step.shape().images, available, smaller)?;
-        let others = needed - step.memory().arena;
-        let left = available.saturating_sub(others);
-        let budget = match squeezed(Recompute::Budget(left)) {
-            Ok(plan) => {
+        let batch = self.fitting(step.shape().images, short.owner, smaller)?;
+        let budget = match short.owner == step.device().owner() {
+            true => short.available.checked_sub(short.needed - step.memory().arena),
+            false => None,
+        };
+        let budget = match budget.map(|left| (left, squeezed(Recompute::Budget(left)))) {
+            None => None,
+            Some((left, Ok(plan))) => {
                 // Whole MiB read better, where the plan leaves room for rounding.
                 let mebi = left >> 20;
                 let bytes = if mebi << 20 >= plan.memory().arena { format!("{mebi}MiB") } else { left.to_string() };
                 Some(format!("--memory-budget {bytes} keeps the batch and computes parts of the forward pass twice"))
             }
-            Err(TrainError::Graph(GraphError::Budget { .. })) => None,
-            Err(other) => return Err(other),
+            Some((_, Err(TrainError::Graph(GraphError::Budget { .. })))) => None,
+            Some((_, Err(other))) => return Err(other),
         };
         let batch = batch.map(|(batch, bytes)| format!("--batch {batch} fits, with {}", size(bytes)));
         let hints: Vec<String> = batch.into_iter().chain(budget).collect();
         let hint = if hints.is_empty() { smaller_pictures() } else { hints.join("; ") };
-        Err(footprint.error("training", available, hint))
+        Err(footprint.error("training", short, hint))
     }
 
     /// Takes what validation or detection needs, told by `what`.
@@ -175,47 +293,52 @@ impl Room {
         plan: &EvalPlan,
         observer: &mut dyn Observer,
     ) -> Result<(), TrainError> {
-        let footprint = Footprint::of_evaluation(plan);
-        let needed = footprint.total();
-        let Some(available) = self.available else { return Ok(()) };
-        if needed <= available {
-            observer.info(&format!("memory of {what}: {} of {}: {}", size(needed), size(available), footprint.text()));
-            self.take(needed);
+        let footprint = Footprint::of_evaluation(plan, evaluator.device());
+        let Some(short) = self.short(&footprint) else {
+            self.take_all(what, &footprint, observer);
             return Ok(());
-        }
+        };
         let shape = plan.shape();
         let smaller = |images: usize| -> Result<Footprint, TrainError> {
             let boxes = plan.max_boxes() * images / shape.images.max(1);
-            Ok(Footprint::of_evaluation(&evaluator.plan(InputShape { images, ..shape }, boxes)?))
+            Ok(Footprint::of_evaluation(&evaluator.plan(InputShape { images, ..shape }, boxes)?, evaluator.device()))
         };
-        let hint = match fitting(shape.images, available, &smaller)? {
+        let hint = match self.fitting(shape.images, short.owner, &smaller)? {
             Some((batch, bytes)) => format!("--batch {batch} fits, with {}", size(bytes)),
             None => smaller_pictures(),
         };
-        Err(footprint.error(what, available, hint))
+        Err(footprint.error(what, short, hint))
+    }
+
+    /// The largest of the batch's halves, quarters and so on that fits, with its bytes of the memory that was short.
+    fn fitting(
+        &self,
+        batch: usize,
+        owner: Owner,
+        footprint: &dyn Fn(usize) -> Result<Footprint, TrainError>,
+    ) -> Result<Option<(usize, u64)>, TrainError> {
+        let mut batch = batch / 2;
+        while batch > 0 {
+            match footprint(batch) {
+                Ok(smaller) if self.short(&smaller).is_none() => return Ok(Some((batch, smaller.total(owner)))),
+                // A budget that is too small, or tensors that are too large, for this batch.
+                Ok(_) | Err(TrainError::Graph(_)) => batch /= 2,
+                Err(other) => return Err(other),
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl Device {
+    /// Whose memory arenas take.
+    fn owner(&self) -> Owner {
+        if self.is_cpu() { Owner::Machine } else { Owner::Card }
     }
 }
 
 fn smaller_pictures() -> String {
     "not even one image a step fits: lower --img (half of the side takes about a quarter of the memory)".to_owned()
-}
-
-/// The largest of the batch's halves, quarters and so on that fits, with its bytes.
-fn fitting(
-    batch: usize,
-    available: u64,
-    footprint: &dyn Fn(usize) -> Result<Footprint, TrainError>,
-) -> Result<Option<(usize, u64)>, TrainError> {
-    let mut batch = batch / 2;
-    while batch > 0 {
-        match footprint(batch) {
-            Ok(smaller) if smaller.total() <= available => return Ok(Some((batch, smaller.total()))),
-            // A budget that is too small, or tensors that are too large, for this batch.
-            Ok(_) | Err(TrainError::Graph(_)) => batch /= 2,
-            Err(other) => return Err(other),
-        }
-    }
-    Ok(None)
 }
 
 /// Size of the model, and what the step's arena holds when it is fullest.

@@ -314,16 +314,19 @@ pub(crate) fn passing_pool(samples: Arc<Vec<Sample>>, size: usize) -> Arc<ImageP
     Arc::new(ImagePool::new(samples, size, Purpose::Validate, CacheMode::None, ImageLimits::default()))
 }
 
-/// Threads that load images. A step on the CPU keeps all cores busy itself, so that loading gets an eighth of them.
-pub(crate) fn threads(workers: Workers, device: Device, observer: &mut dyn Observer) -> usize {
+/// Threads that load images. A step on the CPU keeps all cores busy itself, so that loading gets an eighth of them; a card
+/// leaves them all.
+pub(crate) fn threads(workers: Workers, device: &Device, observer: &mut dyn Observer) -> usize {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     match workers {
         Workers::Count(count) => loader_options(count).threads,
         Workers::Auto => {
-            let Device::Cpu = device;
-            let threads = (cores / 8).max(1);
-            observer
-                .info(&format!("--workers auto: {threads} of {cores} cores load images, for the step needs them too"));
+            let threads = match device {
+                Device::Cpu => (cores / 8).max(1),
+                Device::Card(_) => cores,
+            };
+            let why = if threads < cores { ", for the step needs them too" } else { "" };
+            observer.info(&format!("--workers auto: {threads} of {cores} cores load images{why}"));
             threads
         }
     }
@@ -344,7 +347,7 @@ mod tests {
     fn modes(cache: Cache, partners: Option<usize>, bytes: u64) -> (CacheMode, CacheMode) {
         let sample = Sample { path: "a.png".into(), width: 100, height: 100, labels: vec![], segments: vec![] };
         let set = |n: usize| Arc::new(vec![sample.clone(); n]);
-        let room = Room::new(Some(bytes / 4 * 5));
+        let room = Room::new(Some(bytes / 4 * 5), &Device::Cpu).unwrap();
         let wish = CacheWish { cache, partners, on_the_way: 5 };
         let (train, val) = pools(set(100), Some(set(50)), 100, wish, None, room, &mut Silent).unwrap();
         (train.mode(), val.unwrap().mode())
@@ -377,7 +380,8 @@ mod tests {
         let sample = Sample { path: "a.png".into(), width: 1000, height: 1000, labels: vec![], segments: vec![] };
         let set = Arc::new(vec![sample; 2000]);
         let wish = CacheWish { cache: Cache::None, partners: Some(1024), on_the_way: 16 };
-        let (train, _) = pools(set, None, 1000, wish, None, Room::new(Some(64 << 30)), &mut Silent).unwrap();
+        let room = Room::new(Some(64 << 30), &Device::Cpu).unwrap();
+        let (train, _) = pools(set, None, 1000, wish, None, room, &mut Silent).unwrap();
         assert_eq!(train.mode(), CacheMode::Recent { bytes: 1040 * 3_000_000 });
     }
 }

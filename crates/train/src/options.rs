@@ -39,7 +39,7 @@ pub struct TrainOptions {
     pub noplots: bool,
     /// Where decoded pictures stay between epochs.
     pub cache: Cache,
-    /// `cpu`, `0`, `0,1`, or empty for the best there is.
+    /// `cpu`, the number of a card, or `auto` (as empty text) for the first card where there is one.
     pub device: String,
     /// Sizes between half and one and a half of `imgsz`.
     pub multi_scale: bool,
@@ -74,7 +74,6 @@ pub struct TrainOptions {
     pub min_items: usize,
     /// Mosaic (and with it mixup and copy-paste) off for the last N epochs.
     pub close_mosaic: usize,
-    /// Number format of the step.
     pub precision: Precision,
     /// Where the other pictures of a mosaic or mixup come from.
     pub partners: Partners,
@@ -135,7 +134,7 @@ impl Default for TrainOptions {
             seed: 0,
             min_items: 0,
             close_mosaic: 0,
-            precision: Precision::F32,
+            precision: Precision::Auto,
             partners: Partners::default(),
             label_smoothing: 0.0,
             gradient_accumulation_steps: None,
@@ -283,12 +282,47 @@ pub enum LrScale {
     Linear,
 }
 
-/// Number format of activations.
+/// How a card stores feature maps and multiplies. Statistics, loss and master weights are float32 in any case, and so is
+/// everything on the CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
+    /// Half precision: bf16 in training where the card has it, fp16 in inference.
     #[default]
+    Auto,
     F32,
+    /// Stored as float32, multiplied with 10 bits after the point.
+    Tf32,
+    Bf16,
+    /// In training with a loss scale that follows the gradients.
+    Fp16,
+}
+
+impl fmt::Display for Precision {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::F32 => "fp32",
+            Self::Tf32 => "tf32",
+            Self::Bf16 => "bf16",
+            Self::Fp16 => "fp16",
+        })
+    }
+}
+
+impl FromStr for Precision {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.trim().to_ascii_lowercase().as_str() {
+            "auto" => Ok(Self::Auto),
+            "fp32" | "f32" | "float32" => Ok(Self::F32),
+            "tf32" => Ok(Self::Tf32),
+            "bf16" | "bfloat16" => Ok(Self::Bf16),
+            "fp16" | "f16" | "float16" | "half" => Ok(Self::Fp16),
+            _ => Err(format!("'{text}' is none of auto, fp32, tf32, bf16, fp16")),
+        }
+    }
 }
 
 /// Which part of the data set is validated on.
@@ -321,7 +355,9 @@ pub struct ValOptions {
     /// Most predictions an image.
     pub max_det: usize,
     pub task: Task,
+    /// As [`TrainOptions::device`].
     pub device: String,
+    pub precision: Precision,
     pub workers: usize,
     pub single_cls: bool,
     /// Rows per class, also for more than 50 classes.
@@ -359,6 +395,7 @@ impl Default for ValOptions {
             max_det: 300,
             task: Task::Val,
             device: String::new(),
+            precision: Precision::Auto,
             workers: 8,
             single_cls: false,
             verbose: false,
@@ -396,7 +433,9 @@ pub struct DetectOptions {
     pub iou_thres: f64,
     /// Most predictions an image.
     pub max_det: usize,
+    /// As [`TrainOptions::device`].
     pub device: String,
+    pub precision: Precision,
     /// Images a step; only images of one network shape share a step.
     pub batch_size: usize,
     /// Predictions as YOLO text files below `labels/`.
@@ -437,6 +476,7 @@ impl Default for DetectOptions {
             iou_thres: 0.45,
             max_det: 1000,
             device: String::new(),
+            precision: Precision::Auto,
             batch_size: 1,
             save_txt: false,
             save_conf: false,

@@ -4,7 +4,7 @@ use crate::TrainError;
 use detect::LossConfig;
 use detect::external::{self, LevelTensors, TargetTensors};
 use graph::{
-    Backend, CompileOptions, DType, Executor, GraphBuilder, Plan, PlanId, Precision, Recompute, Shape, TensorId,
+    Backend, CompileOptions, DType, Executor, GraphBuilder, Plan, PlanId, Precision, Recompute, Shape, TensorId, Ticket,
 };
 use model::{Branches, BuildOptions, Heads, Mode, Model};
 use std::collections::BTreeMap;
@@ -53,7 +53,7 @@ pub(crate) struct LossValues {
 }
 
 impl LossValues {
-    fn read(values: &[f32]) -> Self {
+    pub fn read(values: &[f32]) -> Self {
         let at = |i: usize| values.get(i).map_or(f64::NAN, |&v| f64::from(v));
         Self { total: at(0), items: [at(1), at(2), at(3)] }
     }
@@ -99,6 +99,12 @@ impl Prepared {
         Ok(())
     }
 
+    /// Starts to read the losses; `None` where the plan has none.
+    pub fn start_losses(&self, executor: &mut dyn Executor) -> Result<Option<Ticket>, TrainError> {
+        let loss = self.compiled.loss.map(|loss| executor.start_read(self.id, loss.values));
+        Ok(loss.transpose()?)
+    }
+
     pub fn losses(&self, executor: &dyn Executor) -> Result<Option<LossValues>, TrainError> {
         let Some(loss) = &self.compiled.loss else { return Ok(None) };
         Ok(Some(LossValues::read(&executor.download(self.id, loss.values)?)))
@@ -121,6 +127,7 @@ impl Prepared {
 /// What distinguishes the graphs of one run.
 #[derive(Clone, Debug)]
 pub(crate) struct GraphSettings {
+    pub precision: Precision,
     pub loss: Option<LossConfig>,
     /// Decode the main branch.
     pub decode: bool,
@@ -164,10 +171,10 @@ pub(crate) fn compile(
         Some(training) => {
             b.freeze(|name| training.frozen.iter().any(|f| name.starts_with(f.as_str())));
             let guard = loss.map(|l| l.values);
-            let base = CompileOptions::inference(Precision::F32);
+            let base = CompileOptions::inference(settings.precision);
             CompileOptions { training: true, guard, recompute: training.recompute, bn_momentum: BN_MOMENTUM, ..base }
         }
-        None => CompileOptions::inference(Precision::F32),
+        None => CompileOptions::inference(settings.precision),
     };
     let plan = Arc::new(graph::compile(b.finish(), backend, &options)?);
     Ok(Compiled { plan, image, loss, predictions })
@@ -249,20 +256,20 @@ impl PlanCache {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::Device;
+    use crate::device::{Device, Purpose};
 
     fn settings(model: &Model, recompute: Recompute) -> GraphSettings {
         let loss = LossConfig::new(model.nc, vec![0.25, 1.0]);
         let loss = LossConfig { strides: model.strides.clone(), ..loss };
         let training = TrainingSettings { frozen: Vec::new(), recompute };
-        GraphSettings { loss: Some(loss), decode: false, training: Some(training) }
+        GraphSettings { precision: Precision::F32, loss: Some(loss), decode: false, training: Some(training) }
     }
 
     #[test]
     fn no_side_of_multi_scale_needs_a_larger_arena_than_the_largest() {
         let model = Model::load("yolov9-t", Some(3)).unwrap();
         let settings = settings(&model, Recompute::Level(graph::Level::KeepAll));
-        let backend = Device::Cpu.backend();
+        let backend = Device::Cpu.backend(Purpose::Training);
         let arena = |images: usize, side: usize| {
             let shape = InputShape { images, height: side, width: side };
             compile(&model, backend.as_ref(), &settings, shape, 40).unwrap().plan.memory().arena
@@ -281,13 +288,14 @@ mod tests {
         let device = Device::Cpu;
         let (tall, wide) =
             (InputShape { images: 2, height: 96, width: 64 }, InputShape { images: 2, height: 64, width: 96 });
-        let compiled =
-            |settings: &GraphSettings, shape| compile(&model, device.backend().as_ref(), settings, shape, 40).unwrap();
+        let compiled = |settings: &GraphSettings, shape| {
+            compile(&model, device.backend(Purpose::Training).as_ref(), settings, shape, 40).unwrap()
+        };
         let room = compiled(&usual, wide).plan.memory().arena / 10 * 8;
         let squeezed = compiled(&settings(&model, Recompute::Budget(room)), tall);
         let layout = squeezed.plan.params().clone();
         let spec = graph::StateSpec { layout, optimizer: Some(graph::OptimizerKind::Sgd), ema: true };
-        let mut executor = device.executor(&spec);
+        let mut executor = device.executor(&spec, Purpose::Training).unwrap();
         let mut plans = PlanCache::default();
         plans.add(executor.as_mut(), tall, squeezed).unwrap();
         let announced = executor.arena_bytes();

@@ -14,10 +14,11 @@ use std::path::{Path, PathBuf};
 /// Smallest side of the network input.
 const MIN_SIZE: usize = 64;
 /// Options that may change when a run goes on: they do not change what is computed, or only how far.
-const CHANGEABLE: [&str; 12] = [
+const CHANGEABLE: [&str; 13] = [
     "epochs",
     "workers",
     "device",
+    "precision",
     "cache",
     "patience",
     "noval",

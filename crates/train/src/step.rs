@@ -1,14 +1,18 @@
 //! One training step on a device: forward, loss, backward; and the commit.
 
 use crate::checkpoint::RunTensors;
-use crate::device::Device;
+use crate::device::{Device, Purpose};
 use crate::ema;
 use crate::plans::{self, Compiled, GraphSettings, InputShape, LossValues, PackedTargets, PlanCache};
 use crate::schedule::Iteration;
 use crate::{Optimizer, TrainError};
 use data::Batch;
-use graph::{CommitReport, CommitStep, Executor, GroupScalars, MemoryReport, OptimizerKind, ParamLayout, StateSpec};
+use graph::{
+    CommitReport, CommitStep, Executor, GroupScalars, LossScale, MemoryReport, OptimizerKind, ParamLayout, StateSpec,
+    Ticket,
+};
 use model::{Model, StateEntry};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Largest norm of the gradient.
@@ -26,6 +30,33 @@ pub(crate) struct Stepper {
     kind: OptimizerKind,
     max_boxes: usize,
     flat_bytes: u64,
+    /// Steps that were started and not yet heard of, oldest first.
+    under_way: VecDeque<UnderWay>,
+}
+
+/// A batch of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub epoch: usize,
+    pub batch: usize,
+}
+
+/// A step whose results are on their way.
+#[derive(Debug)]
+struct UnderWay {
+    place: Place,
+    losses: Option<Ticket>,
+    commit: Option<Ticket>,
+}
+
+/// What a step gave.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Outcome {
+    pub place: Place,
+    /// `None` where only a commit was left to do.
+    pub losses: Option<LossValues>,
+    /// Where the step ended in a commit.
+    pub commit: Option<CommitReport>,
 }
 
 /// The plan of whole batches, compiled; nothing is allocated yet.
@@ -50,10 +81,15 @@ impl StepPlan {
         max_boxes: usize,
         optimizer: Optimizer,
     ) -> Result<Self, TrainError> {
-        let compiled = plans::compile(&model, device.backend().as_ref(), &settings, shape, max_boxes)?;
+        let backend = device.backend(Purpose::Training);
+        let compiled = plans::compile(&model, backend.as_ref(), &settings, shape, max_boxes)?;
         let kind = optimizer.kind();
         let spec = StateSpec { layout: compiled.plan.params().clone(), optimizer: Some(kind), ema: true };
         Ok(Self { device, model, settings, shape, max_boxes, compiled, spec, kind })
+    }
+
+    pub fn device(&self) -> &Device {
+        &self.device
     }
 
     pub fn shape(&self) -> InputShape {
@@ -67,13 +103,8 @@ impl StepPlan {
 
     /// Bytes of weights, gradients, optimiser state and averages.
     pub fn flat_bytes(&self) -> u64 {
-        flat_bytes(&self.spec)
+        self.device.flat_bytes(&self.spec, Purpose::Training)
     }
-}
-
-/// Bytes of an executor's flat buffers.
-pub(crate) fn flat_bytes(spec: &StateSpec) -> u64 {
-    spec.regions().iter().map(|(_, elements)| 4 * *elements as u64).sum()
 }
 
 impl Stepper {
@@ -81,11 +112,12 @@ impl Stepper {
     pub fn new(plan: StepPlan) -> Result<Self, TrainError> {
         let flat_bytes = plan.flat_bytes();
         let StepPlan { device, model, settings, shape, max_boxes, compiled, spec, kind } = plan;
-        let mut executor = device.executor(&spec);
+        let mut executor = device.executor(&spec, Purpose::Training)?;
         let mut plans = PlanCache::default();
         plans.add(executor.as_mut(), shape, compiled)?;
         let entries = model.training_state()?;
-        Ok(Self { executor, layout: spec.layout, entries, model, settings, plans, kind, max_boxes, flat_bytes })
+        let (layout, under_way) = (spec.layout, VecDeque::new());
+        Ok(Self { executor, layout, entries, model, settings, plans, kind, max_boxes, flat_bytes, under_way })
     }
 
     /// Bytes of the arena and of the flat buffers.
@@ -93,8 +125,8 @@ impl Stepper {
         self.executor.arena_bytes() + self.flat_bytes
     }
 
-    /// Forward, loss and backward of a batch; the gradients are added to those that wait.
-    pub fn run(&mut self, batch: &Batch) -> Result<LossValues, TrainError> {
+    /// Starts forward, loss and backward of a batch; the gradients are added to those that wait.
+    pub fn run(&mut self, batch: &Batch, place: Place) -> Result<(), TrainError> {
         let [images, height, width, _] = batch.shape;
         let shape = InputShape { images, height, width };
         let targets = PackedTargets::of(batch);
@@ -103,18 +135,20 @@ impl Stepper {
         let plan = self.plans.get(executor, &self.model, &self.settings, shape, boxes)?;
         plan.upload(executor, &batch.pixels, Some(&targets))?;
         executor.run(plan.id)?;
-        let losses = plan.losses(executor)?;
-        Ok(losses.unwrap_or(LossValues { total: f64::NAN, items: [f64::NAN; 3] }))
+        let losses = plan.start_losses(executor)?;
+        self.under_way.push_back(UnderWay { place, losses, commit: None });
+        Ok(())
     }
 
-    /// Clips, steps and averages. `updates` counts this step too.
+    /// Starts to clip, step and average, after the batch at `place`. `updates` counts this step too.
     pub fn commit(
         &mut self,
+        place: Place,
         at: &Iteration,
         hyp_momentum: f64,
         weight_decay: f64,
         updates: u64,
-    ) -> Result<CommitReport, TrainError> {
+    ) -> Result<(), TrainError> {
         // Only SGD warms its momentum up; the others take the value as their first beta.
         let momentum = if self.kind == OptimizerKind::Sgd { at.momentum } else { hyp_momentum };
         let decays = [0.0, weight_decay, 0.0];
@@ -127,7 +161,34 @@ impl Stepper {
             step: updates,
             ema_decay: Some(ema::decay(updates)),
         };
-        Ok(self.executor.commit(&step)?)
+        let commit = Some(self.executor.start_commit(&step)?);
+        match self.under_way.back_mut().filter(|step| step.place == place && step.commit.is_none()) {
+            Some(step) => step.commit = commit,
+            None => self.under_way.push_back(UnderWay { place, losses: None, commit }),
+        }
+        Ok(())
+    }
+
+    /// What the oldest step gave, as soon as more than `lag` are under way; waits for it.
+    pub fn outcome(&mut self, lag: usize) -> Result<Option<Outcome>, TrainError> {
+        if self.under_way.len() <= lag {
+            return Ok(None);
+        }
+        let Some(UnderWay { place, losses, commit }) = self.under_way.pop_front() else { return Ok(None) };
+        let executor = self.executor.as_mut();
+        let losses = losses.map(|ticket| executor.finish_read(ticket)).transpose()?.map(|v| LossValues::read(&v));
+        let commit = commit.map(|ticket| executor.finish_commit(ticket)).transpose()?;
+        Ok(Some(Outcome { place, losses, commit }))
+    }
+
+    /// Steps whose losses have not been heard of.
+    pub fn under_way(&self) -> usize {
+        self.under_way.iter().filter(|step| step.losses.is_some()).count()
+    }
+
+    /// What gradients are multiplied by, where they are in fp16.
+    pub fn loss_scale(&self) -> Result<Option<LossScale>, TrainError> {
+        Ok(self.executor.loss_scale()?)
     }
 
     /// Everything that a checkpoint holds.
@@ -136,8 +197,9 @@ impl Stepper {
         RunTensors::from_device(self.executor.as_ref(), &self.layout, &self.entries, states, pending, batches)
     }
 
-    /// Takes weights, averages and optimiser state.
-    pub fn load(&mut self, tensors: &RunTensors) -> Result<(), TrainError> {
+    /// Takes weights, averages and optimiser state, and where gradients are in fp16 the scale that they had.
+    pub fn load(&mut self, tensors: &RunTensors, scale: Option<LossScale>) -> Result<(), TrainError> {
+        self.executor.set_loss_scale(scale.unwrap_or(LossScale::INITIAL))?;
         tensors.to_device(self.executor.as_mut(), &self.layout)
     }
 }

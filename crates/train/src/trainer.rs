@@ -1,7 +1,7 @@
 //! The training run: epochs of steps, validation, checkpoints, and the run's folder.
 
-use crate::checkpoint::{RunState, RunTensors};
-use crate::device::Device;
+use crate::checkpoint::{RunState, RunTensors, SavedLossScale};
+use crate::device::{Device, Purpose};
 use crate::evaluate::{EvalSettings, Evaluation, Evaluator, evaluate};
 use crate::fingerprint::Fingerprint;
 use crate::footprint::{self, Footprint, Room};
@@ -9,7 +9,7 @@ use crate::image_set::{self, CacheWish, ScanWish, loader_options};
 use crate::plans::{GraphSettings, InputShape, TrainingSettings, loss_config};
 use crate::schedule::{Iteration, Schedule};
 use crate::setup::{self, Settled};
-use crate::step::{StepPlan, Stepper};
+use crate::step::{Outcome, Place, StepPlan, Stepper};
 use crate::summary::{TrainEnd, TrainSummary};
 use crate::work::{self, Failure, Work, WorkSettings};
 use crate::{
@@ -39,8 +39,8 @@ const VAL_MAX_DET: usize = 300;
 /// Everything that is wrong with options and files, before the first batch; a full disk; numbers that leave
 /// the numbers. See [`TrainError`].
 pub fn run(options: &TrainOptions, observer: &mut dyn Observer) -> Result<TrainSummary, TrainError> {
-    let device = Device::choose(&options.device, observer)?;
     let settled = setup::settle(options, observer)?;
+    let device = Device::choose(&settled.options.device, settled.options.precision, observer)?;
     let mut run = Run::prepare(device, settled, observer)?;
     run.train(observer)
 }
@@ -51,7 +51,10 @@ struct Run {
     names: Vec<String>,
     state: RunState,
     schedule: Schedule,
+    device: Device,
     stepper: Stepper,
+    /// Commits of the epoch whose gradients were too large for fp16, and were left out.
+    left_out: usize,
     work: WorkSettings,
     pool: Arc<ImagePool>,
     /// Threads that load images.
@@ -187,16 +190,17 @@ impl Run {
         let loss = loss_config(&model, &hyp);
         // Smoothing is for learning: the validation loss keeps the labels as they are.
         let smoothed = LossConfig { label_smoothing: hyp.label_smoothing, ..loss.clone() };
-        let graph = GraphSettings { loss: Some(smoothed), decode: false, training: None };
+        let precision = device.precision(Purpose::Training);
+        let graph = GraphSettings { precision, loss: Some(smoothed), decode: false, training: None };
         let compile = |images: usize, recompute: Recompute| {
             let boxes = work::max_boxes(&samples, &config, options.rect, images);
             let training = Some(TrainingSettings { frozen: frozen.clone(), recompute });
             let graph = GraphSettings { training, ..graph.clone() };
             let shape = InputShape { images, height: largest_side, width: largest_side };
-            StepPlan::compile(device, Arc::clone(&model), graph, shape, boxes, options.optimizer)
+            StepPlan::compile(device.clone(), Arc::clone(&model), graph, shape, boxes, options.optimizer)
         };
-        let threads = image_set::threads(options.workers, device, observer);
-        let mut evaluator = Evaluator::new(device, Arc::clone(&model), Some(loss));
+        let threads = image_set::threads(options.workers, &device, observer);
+        let mut evaluator = Evaluator::new(device.clone(), Arc::clone(&model), Some(loss));
         let settings = |batch: usize| EvalSettings {
             batch: 2 * batch,
             size,
@@ -212,7 +216,7 @@ impl Run {
         };
         let mut step = compile(batch, recompute)?;
         let planned = validation_plan(&evaluator, batch)?;
-        let mut room = Room::new(options.memory_available);
+        let mut room = Room::new(options.memory_available, &device)?;
         if options.memory_budget.is_none() {
             let footprint = Footprint::of_training(&step, planned.as_ref());
             if let Some(smaller) = room.squeeze(&footprint, &step, &|r| compile(batch, r), observer)? {
@@ -252,10 +256,13 @@ impl Run {
             return Err(TrainError::Stopped { what: "the preparation" });
         }
         // From here on memory is allocated and files are written.
-        if let Some(plan) = planned {
-            evaluator.reserve(plan);
+        if let Some((_, saved)) = &resumed {
+            device.prefer(&saved.state.convolutions);
         }
         let mut stepper = Stepper::new(step)?;
+        if let Some(plan) = planned {
+            evaluator.reserve(plan)?;
+        }
 
         let folder;
         let wrote_last = resumed.is_some();
@@ -279,7 +286,7 @@ impl Run {
             }
         };
         let state = RunState { val_digest: val_digest.or(state.val_digest), ..state };
-        stepper.load(&tensors)?;
+        stepper.load(&tensors, state.loss_scale.and_then(SavedLossScale::usable))?;
         let lock = leftovers::FolderLock::take(&folder)?;
         let weights = folder.join("weights");
         std::fs::create_dir_all(&weights).map_err(TrainError::io("create", &weights))?;
@@ -309,7 +316,9 @@ impl Run {
             names,
             state,
             schedule,
+            device,
             stepper,
+            left_out: 0,
             work,
             pool,
             threads,
@@ -405,21 +414,26 @@ impl Run {
             let iteration = epoch * total + self.state.batch;
             at = self.schedule.at(iteration);
             self.draw(iteration, &batch)?;
-            self.step(&batch, &at)?;
-            self.state.batch += 1;
-            if last_epoch && self.state.batch == total && self.state.accumulator.flush() {
-                // The last part of an accumulation is not lost with the end of the run.
-                self.commit(&at)?;
+            let place = Place { epoch, batch: self.state.batch };
+            self.stepper.run(&batch, place)?;
+            // The last part of an accumulation is not lost with the end of the run.
+            let ends = last_epoch && self.state.batch + 1 == total;
+            if self.state.accumulator.advance(at.accumulate) || (ends && self.state.accumulator.flush()) {
+                self.commit(place, &at)?;
             }
+            self.state.batch += 1;
+            // The first losses of an epoch are waited for, those of later batches while the next one is computed.
+            self.hear(if self.state.batch == first + 1 { 0 } else { self.device.lag() })?;
             images += batch.images.len();
             let done = self.state.batch;
+            let heard = done - self.stepper.under_way();
             let elapsed = start.elapsed();
             observer.progress(&Progress::Train(TrainProgress {
                 epoch,
                 epochs: self.work.epochs,
                 done,
                 total,
-                losses: self.state.loss_sums.map(|sum| sum / done as f64),
+                losses: self.state.loss_sums.map(|sum| sum / heard as f64),
                 instances: batch.targets.len(),
                 image_size: batch.shape[1].max(batch.shape[2]),
                 memory: self.stepper.memory_bytes(),
@@ -427,42 +441,56 @@ impl Run {
                 eta: elapsed.mul_f64((total - done) as f64 / (done - first) as f64),
             }));
             if observer.should_stop() {
+                self.hear(0)?;
                 return Ok(EpochEnd::Interrupted);
             }
+        }
+        self.hear(0)?;
+        if self.left_out > 0 {
+            observer.info(&format!(
+                "fp16: {} updates of epoch {epoch} were left out, for their gradients left the numbers; the loss scale is \
+                 lowered where that happens",
+                std::mem::take(&mut self.left_out)
+            ));
         }
         Ok(EpochEnd::Done(at))
     }
 
-    fn step(&mut self, batch: &Batch, at: &Iteration) -> Result<(), TrainError> {
-        let losses = self.stepper.run(batch)?;
-        let named = ["box loss", "class loss", "DFL loss"].into_iter().zip(losses.items);
-        for (term, value) in named.chain([("total loss", losses.total)]) {
-            if !value.is_finite() {
-                return Err(self.not_finite(term));
+    /// Takes note of what steps gave, all but the last `lag` of them.
+    fn hear(&mut self, lag: usize) -> Result<(), TrainError> {
+        while let Some(Outcome { place, losses, commit }) = self.stepper.outcome(lag)? {
+            if let Some(losses) = losses {
+                let named = ["box loss", "class loss", "DFL loss"].into_iter().zip(losses.items);
+                for (term, value) in named.chain([("total loss", losses.total)]) {
+                    if !value.is_finite() {
+                        return Err(self.not_finite(place, term));
+                    }
+                }
+                self.state.loss_sums.iter_mut().zip(losses.items).for_each(|(sum, item)| *sum += item);
             }
-        }
-        self.state.loss_sums.iter_mut().zip(losses.items).for_each(|(sum, item)| *sum += item);
-        if self.state.accumulator.advance(at.accumulate) {
-            self.commit(at)?;
+            if let Some(report) = commit.filter(|report| !report.applied) {
+                // With a loss scale of 1 left there is nothing to lower.
+                if report.loss_scale <= 1.0 {
+                    return Err(self.not_finite(place, "the gradient"));
+                }
+                self.left_out += 1;
+            }
         }
         Ok(())
     }
 
-    fn commit(&mut self, at: &Iteration) -> Result<(), TrainError> {
+    fn commit(&mut self, place: Place, at: &Iteration) -> Result<(), TrainError> {
         let updates = self.state.updates + 1;
-        let report = self.stepper.commit(at, self.state.hyp.momentum, self.schedule.weight_decay, updates)?;
-        if !report.applied {
-            return Err(self.not_finite("the gradient"));
-        }
+        self.stepper.commit(place, at, self.state.hyp.momentum, self.schedule.weight_decay, updates)?;
         self.state.updates = updates;
         Ok(())
     }
 
-    fn not_finite(&self, term: &str) -> TrainError {
+    fn not_finite(&self, place: Place, term: &str) -> TrainError {
         let last = self.last();
         TrainError::NotFinite {
-            epoch: self.state.epoch,
-            batch: self.state.batch,
+            epoch: place.epoch,
+            batch: place.batch,
             term: term.to_owned(),
             kept: (self.wrote_last && last.is_file()).then_some(last),
         }
@@ -493,7 +521,10 @@ impl Run {
         Ok(())
     }
 
-    fn tensors(&self) -> Result<RunTensors, TrainError> {
+    /// Everything that a checkpoint holds, from the device; what the state says of the device goes with it.
+    fn tensors(&mut self) -> Result<RunTensors, TrainError> {
+        self.state.loss_scale = self.stepper.loss_scale()?.map(SavedLossScale::from);
+        self.state.convolutions = self.device.choices();
         let batches = self.state.epoch * self.work.batches() + self.state.batch;
         self.stepper.tensors(self.state.accumulator.pending > 0, batches as u64)
     }

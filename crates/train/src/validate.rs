@@ -29,7 +29,7 @@ const COMPLETE_CONF: f64 = 0.001;
 /// # Errors
 /// Missing or damaged files, other classes than those of the data, options out of range.
 pub fn validate(options: &ValOptions, observer: &mut dyn Observer) -> Result<ValSummary, TrainError> {
-    let device = Device::choose(&options.device, observer)?;
+    let device = Device::choose(&options.device, options.precision, observer)?;
     check(options)?;
     setup::check_name(&options.name)?;
     let loaded = load_fitted(&options.weights, options.cfg.as_deref(), observer)?;
@@ -64,7 +64,7 @@ pub fn validate(options: &ValOptions, observer: &mut dyn Observer) -> Result<Val
     let with_loss = (!options.single_cls || model.nc == 1) && whole;
     let trained_with = || trained_with(&options.weights, loaded.meta.as_ref(), observer);
     let loss = with_loss.then(trained_with).map(|hyp| loss_config(&model, &hyp));
-    let mut evaluator = Evaluator::new(device, Arc::clone(&model), loss);
+    let mut evaluator = Evaluator::new(device.clone(), Arc::clone(&model), loss);
     let settings = EvalSettings {
         batch: options.batch_size,
         size,
@@ -74,10 +74,10 @@ pub fn validate(options: &ValOptions, observer: &mut dyn Observer) -> Result<Val
         nms: EvalSettings::nms(options.conf_thres, options.iou_thres, options.max_det, options.single_cls),
         keep_pictures: !options.noplots,
     };
-    let mut room = Room::new(options.memory_available);
+    let mut room = Room::new(options.memory_available, &device)?;
     if let Some(plan) = evaluator.largest_plan(&samples, &settings)? {
         room.take_evaluation("validation", &evaluator, &plan, observer)?;
-        evaluator.reserve(plan);
+        evaluator.reserve(plan)?;
     }
     let folder = report::run_folder::create_run_folder(&options.project, &options.name, options.exist_ok)?;
     evaluator.set_folded_weights(folded)?;

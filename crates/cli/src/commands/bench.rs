@@ -45,6 +45,9 @@ struct StepArgs {
     /// Fixed gradients in place of the loss
     #[arg(long)]
     without_loss: bool,
+    /// Launch kernel by kernel, without a CUDA graph
+    #[arg(long)]
+    uncaptured: bool,
     /// Time every op, and list those that lose the most against the card's bounds
     #[arg(long)]
     profile: bool,
@@ -85,6 +88,7 @@ pub fn run(args: BenchArgs) -> Result<(), Failure> {
         warmup: args.warmup,
         device: args.device,
         without_loss: args.without_loss,
+        capture: !args.uncaptured,
         profile: args.profile,
         seed: args.seed,
     };
@@ -109,13 +113,16 @@ fn print(report: &StepReport) {
     ));
     let spread = |s: &Spread| format!("{:.2} ms (fastest {:.2}, slowest {:.2})", s.median, s.fastest, s.slowest);
     out(&format!("step        {} of {} steps", spread(&report.step_ms), report.steps));
-    out(&format!("  run       {}", spread(&report.run_ms)));
-    out(&format!("  commit    {}", spread(&report.commit_ms)));
+    out(&format!("  host      {} to start a step", spread(&report.host_ms)));
+    out(&format!("  upload    {} to write its batch", spread(&report.upload_ms)));
     out(&format!("images/s    {:.1}", report.images_per_second));
     out(&format!("loss        {:.4}", report.loss_value));
     let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
     out(&format!("arena       {:.3} GiB, {} bytes", gib(report.arena_bytes), report.arena_bytes));
     out(&format!("state       {:.3} GiB", gib(report.state_bytes)));
+    if report.used_bytes > 0 {
+        out(&format!("card        {:.3} GiB in use", gib(report.used_bytes)));
+    }
     out(&format!("preparation {:.1} s", report.preparation_s));
 }
 

@@ -1,13 +1,14 @@
 //! `yolov9 detect`.
 
 use super::{saved_to, values};
+use crate::compute::Compute;
 use crate::console::Console;
 use crate::device;
 use crate::failure::Failure;
 use crate::reference_flags::{Flag, ReferenceFlags, Table, Values};
 use clap::Args;
 use std::path::PathBuf;
-use train::DetectOptions;
+use train::{DetectOptions, Precision};
 
 #[derive(Debug, Args)]
 pub struct DetectArgs {
@@ -79,9 +80,11 @@ pub struct DetectArgs {
     #[arg(long, help_heading = "Output")]
     exist_ok: bool,
 
-    /// Where to compute: cpu, or the number of a GPU
-    #[arg(long, default_value = "", help_heading = "Machine", hide_default_value = true)]
-    device: String,
+    #[command(flatten)]
+    compute: Compute,
+    /// The same as --precision fp16
+    #[arg(long, conflicts_with = "precision", help_heading = "Machine")]
+    half: bool,
 
     #[command(flatten)]
     reference: ReferenceFlags<NotHere>,
@@ -92,7 +95,6 @@ struct NotHere;
 
 impl Table for NotHere {
     const FLAGS: &'static [Flag] = &[
-        Flag::ignored("half", Values::None, "the CPU computes in single precision"),
         Flag::ignored("dnn", Values::None, "weights are run by this program, whatever the format"),
         Flag::ignored("view-img", Values::None, "no window is opened; look at the pictures in the folder"),
         Flag::ignored("update", Values::None, "weight files are never changed"),
@@ -123,7 +125,8 @@ pub fn run(args: DetectArgs) -> Result<(), Failure> {
         conf_thres: args.conf_thres,
         iou_thres: args.iou_thres,
         max_det: args.max_det,
-        device: args.device,
+        device: args.compute.device,
+        precision: if args.half { Precision::Fp16 } else { args.compute.precision },
         batch_size: args.batch_size,
         save_txt: args.save_txt,
         save_conf: args.save_conf,

@@ -1,6 +1,7 @@
 //! `yolov9 train`.
 
 use super::{saved_to, values};
+use crate::compute::Compute;
 use crate::console::{Console, out};
 use crate::failure::{Failure, INTERRUPTED};
 use crate::reference_flags::{Flag, ReferenceFlags, Table, Values};
@@ -8,7 +9,7 @@ use crate::{device, interrupt};
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use std::path::PathBuf;
-use train::{Cache, LrScale, Optimizer, Partners, Resume, TrainEnd, TrainOptions, Workers};
+use train::{Cache, LrScale, Optimizer, Partners, Precision, Resume, TrainEnd, TrainOptions, Workers};
 
 #[derive(Debug, Args)]
 pub struct TrainArgs {
@@ -121,9 +122,11 @@ pub struct TrainArgs {
     #[arg(long, value_name = "N", default_value_t = -1, allow_negative_numbers = true, help_heading = "Output")]
     save_period: i64,
 
-    /// Where to compute: cpu, or the number of a GPU
-    #[arg(long, default_value = "", help_heading = "Machine", hide_default_value = true)]
-    device: String,
+    #[command(flatten)]
+    compute: Compute,
+    /// Half precision on a GPU, as without a word about it
+    #[arg(long, conflicts_with = "precision", help_heading = "Machine")]
+    amp: bool,
     /// Threads that load images; auto fits the machine
     #[arg(long, value_name = "N|auto", default_value_t = Workers::default(), help_heading = "Machine")]
     workers: Workers,
@@ -221,7 +224,8 @@ fn options(args: TrainArgs, given: Vec<String>) -> TrainOptions {
             Some("val") => Cache::Val,
             _ => Cache::None,
         },
-        device: args.device,
+        device: args.compute.device,
+        precision: if args.amp { Precision::Auto } else { args.compute.precision },
         multi_scale: args.multi_scale,
         image_weights: args.image_weights,
         single_cls: args.single_cls,

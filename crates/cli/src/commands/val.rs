@@ -1,13 +1,14 @@
 //! `yolov9 val`.
 
 use super::{saved_to, values};
+use crate::compute::Compute;
 use crate::console::Console;
 use crate::device;
 use crate::failure::Failure;
 use crate::reference_flags::{Flag, ReferenceFlags, Table, Values};
 use clap::Args;
 use std::path::PathBuf;
-use train::{Task, ValOptions};
+use train::{Precision, Task, ValOptions};
 
 #[derive(Debug, Args)]
 pub struct ValArgs {
@@ -73,9 +74,11 @@ pub struct ValArgs {
     #[arg(long, help_heading = "Output")]
     exist_ok: bool,
 
-    /// Where to compute: cpu, or the number of a GPU
-    #[arg(long, default_value = "", help_heading = "Machine", hide_default_value = true)]
-    device: String,
+    #[command(flatten)]
+    compute: Compute,
+    /// The same as --precision fp16
+    #[arg(long, conflicts_with = "precision", help_heading = "Machine")]
+    half: bool,
     /// Threads that load images
     #[arg(long, value_name = "N", default_value_t = 8, help_heading = "Machine")]
     workers: usize,
@@ -89,7 +92,6 @@ struct NotHere;
 
 impl Table for NotHere {
     const FLAGS: &'static [Flag] = &[
-        Flag::ignored("half", Values::None, "the CPU computes in single precision"),
         Flag::ignored("dnn", Values::None, "weights are run by this program, whatever the format"),
         Flag::refused("augment", Values::None, "test-time augmentation is not supported", "leave the flag out"),
         Flag::refused(
@@ -134,7 +136,8 @@ fn options(args: ValArgs) -> Result<ValOptions, Failure> {
         iou_thres: args.iou_thres,
         max_det: args.max_det,
         task,
-        device: args.device,
+        device: args.compute.device,
+        precision: if args.half { Precision::Fp16 } else { args.compute.precision },
         workers: args.workers,
         single_cls: args.single_cls,
         verbose: args.verbose,

@@ -85,10 +85,8 @@ impl Convolutions {
 
     /// Takes the choices that [`Self::choices`] gave, so that a continued run computes the same bits. They come before
     /// those of the file; what was chosen on another card or by other versions is left aside.
-    #[must_use]
-    pub fn with_choices(mut self, choices: BTreeMap<String, String>) -> Self {
+    pub fn prefer(&mut self, choices: BTreeMap<String, String>) {
         self.given.extend(choices);
-        self
     }
 
     /// What every prepared request uses, by card, versions and request.

@@ -56,7 +56,7 @@ mod tests {
         let fixed: Arc<[FixedAssignment]> = recorded_assignment(case).into();
         let targets = Packed::of(&testkit::arrays(&format!("train/{case}.safetensors"))["targets"].f32(), SHAPE[0]);
         for precision in [Precision::F32, Precision::BF16, Precision::F16] {
-            let backend = CudaBackend::new(CudaOptions { precision, tf32: false, tune: false });
+            let backend = CudaBackend::new(CudaOptions { precision, tf32: false, tune: false, capture: false });
             let step = compile_step(&load(case), SHAPE, Recompute::Level(Level::KeepAll), (&backend, precision), false);
             let externals = step.plan.graph().nodes().iter().filter_map(|node| match &node.op {
                 Op::External(op) => Some(op),

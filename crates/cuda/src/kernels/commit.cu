@@ -1,5 +1,7 @@
 // The commit over flat buffers: norm of the gradient, clipping, optimiser, moving averages, the half-precision copy of
-// the weights, and the gradient cleared. A gradient whose norm is not finite changes nothing but is cleared.
+// the weights, and the gradient cleared. A gradient whose norm is not finite changes nothing but is cleared, and the
+// loss scale halved; after many that were, the scale doubles. Scales are powers of two, so that dividing by them is
+// exact.
 //
 // A block works on one chunk of a parameter. Squares are summed in float64, over threads in a tree, over chunks in
 // their order. Each product and sum of the update is rounded as the CPU rounds it.
@@ -27,23 +29,33 @@ struct Scalars {
     float eps;
     float keep, take; // of the averages: decay, 1 - decay
     u32 average;      // 0: none is kept
-    float unscale;    // what the gradient is multiplied by: 1 / loss scale
+    u32 unused;
     double clip;
+};
+
+struct LossScale {
+    float scale;
+    u32 good; // commits that were applied since it was changed
 };
 
 struct Report {
     double norm;
-    float scale; // clip's and the loss scale's together
+    float scale; // what the gradient is multiplied by: clip over loss scale
     u32 applied;
+    float loss_scale; // of the next gradient
+    u32 unused;
 };
 
 struct CommitArgs {
     u64 chunks, scalars, report, partials;
+    u64 loss_scale; // 0: none
     u64 weights, gradients, average, state[3];
     u64 buffers, average_buffers;
     u64 half_copy; // 0: none
     u32 half_is_bf16;
     u32 count; // chunks
+    float most_scale;
+    u32 grows_after;
 };
 
 template <typename T> __device__ __forceinline__ T* flat(u64 base, u64 offset) {
@@ -93,12 +105,26 @@ extern "C" __global__ void __launch_bounds__(256) commit_finish_norm(CommitArgs 
     sum = sum_block(sum);
     if (threadIdx.x == 0) {
         const Scalars& s = *reinterpret_cast<const Scalars*>(a.scalars);
-        double norm = sqrt(sum) * double(s.unscale);
+        LossScale* kept = reinterpret_cast<LossScale*>(a.loss_scale);
+        LossScale now = {1.0f, 0};
+        if (kept) now = *kept;
+        float unscale = 1.0f / now.scale;
+        double norm = sqrt(sum) * double(unscale);
         double scale = s.clip / (norm + 1e-6);
         Report report;
         report.norm = norm;
-        report.scale = float(scale < 1.0 ? scale : 1.0) * s.unscale;
+        report.scale = float(scale < 1.0 ? scale : 1.0) * unscale;
         report.applied = isfinite(norm) ? 1 : 0;
+        if (kept) {
+            if (!report.applied) {
+                now = {fmaxf(now.scale * 0.5f, 1.0f), 0};
+            } else if (++now.good >= a.grows_after) {
+                now = {fminf(now.scale * 2.0f, a.most_scale), 0};
+            }
+            *kept = now;
+        }
+        report.loss_scale = now.scale;
+        report.unused = 0;
         *reinterpret_cast<Report*>(a.report) = report;
     }
 }

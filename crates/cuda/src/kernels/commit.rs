@@ -6,7 +6,7 @@ use super::{Function, Module, channels_source};
 use crate::device::Gpu;
 use crate::error::Result;
 use crate::view::Format;
-use graph::{CommitReport, CommitStep, OptimizerKind, ParamGroup, ParamSlot};
+use graph::{CommitReport, CommitStep, LossScale, OptimizerKind, ParamGroup, ParamSlot};
 
 pub(super) const SOURCE: Source = channels_source!("commit.cu");
 
@@ -50,8 +50,16 @@ pub struct CommitScalars {
     keep: f32,
     take: f32,
     average: u32,
-    unscale: f32,
+    unused: u32,
     clip: f64,
+}
+
+/// The loss scale as the kernels keep it in device memory.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RawLossScale {
+    pub scale: f32,
+    pub good: u32,
 }
 
 /// What a commit leaves in device memory.
@@ -61,6 +69,8 @@ pub struct RawReport {
     grad_norm: f64,
     scale: f32,
     applied: u32,
+    loss_scale: f32,
+    unused: u32,
 }
 
 // SAFETY: integers and floats without padding: 8 + 4 + 4 bytes.
@@ -71,7 +81,11 @@ unsafe impl bytemuck::Pod for CommitChunk {}
 unsafe impl bytemuck::Zeroable for CommitScalars {}
 // SAFETY: as above.
 unsafe impl bytemuck::Pod for CommitScalars {}
-// SAFETY: integers and floats without padding: 8 + 4 + 4 bytes.
+// SAFETY: integers and floats without padding: 4 + 4 bytes.
+unsafe impl bytemuck::Zeroable for RawLossScale {}
+// SAFETY: as above.
+unsafe impl bytemuck::Pod for RawLossScale {}
+// SAFETY: integers and floats without padding: 8 + 4 * 4 bytes.
 unsafe impl bytemuck::Zeroable for RawReport {}
 // SAFETY: as above.
 unsafe impl bytemuck::Pod for RawReport {}
@@ -103,8 +117,8 @@ impl CommitChunk {
 }
 
 impl CommitScalars {
-    /// Scalars of a step; the gradient is divided by `loss_scale` first.
-    pub fn new(step: &CommitStep, loss_scale: f64) -> Self {
+    /// Scalars of a step.
+    pub fn new(step: &CommitStep) -> Self {
         let correction = |beta: f64| 1.0 - beta.powf(step.step as f64);
         let groups = step.groups.map(|g| GroupRow {
             lr: g.lr as f32,
@@ -124,15 +138,22 @@ impl CommitScalars {
             keep: decay as f32,
             take: (1.0 - decay) as f32,
             average: step.ema_decay.is_some().into(),
-            unscale: (1.0 / loss_scale) as f32,
+            unused: 0,
             clip: step.clip,
         }
     }
 }
 
+impl RawReport {
+    /// `None` where there are other than its bytes.
+    pub(crate) fn of_bytes(bytes: &[u8]) -> Option<Self> {
+        bytemuck::try_pod_read_unaligned(bytes).ok()
+    }
+}
+
 impl From<RawReport> for CommitReport {
     fn from(r: RawReport) -> Self {
-        Self { grad_norm: r.grad_norm, applied: r.applied != 0 }
+        Self { grad_norm: r.grad_norm, applied: r.applied != 0, loss_scale: r.loss_scale }
     }
 }
 
@@ -148,6 +169,8 @@ pub struct CommitBuffers {
     pub report: u64,
     /// [`Commit::scratch`] bytes.
     pub scratch: u64,
+    /// One [`RawLossScale`], read and written: gradients are divided by it first.
+    pub loss_scale: Option<u64>,
     pub weights: u64,
     pub gradients: u64,
     /// Average of the weights; not touched where the scalars keep none.
@@ -168,6 +191,7 @@ struct Args {
     scalars: u64,
     report: u64,
     partials: u64,
+    loss_scale: u64,
     weights: u64,
     gradients: u64,
     average: u64,
@@ -177,6 +201,8 @@ struct Args {
     half_copy: u64,
     half_is_bf16: u32,
     count: u32,
+    most_scale: f32,
+    grows_after: u32,
 }
 
 /// The commit.
@@ -222,6 +248,7 @@ impl Commit {
             scalars: b.scalars,
             report: b.report,
             partials: b.scratch,
+            loss_scale: b.loss_scale.unwrap_or(0),
             weights: b.weights,
             gradients: b.gradients,
             average: b.average,
@@ -231,6 +258,8 @@ impl Commit {
             half_copy: b.half_copy.map_or(0, |h| h.0),
             half_is_bf16: b.half_copy.is_some_and(|h| h.1 == Format::Bf16).into(),
             count: b.chunk_count as u32,
+            most_scale: LossScale::MOST,
+            grows_after: LossScale::GROWS_AFTER,
         };
         let rule = match kind {
             OptimizerKind::Sgd => &self.rules[0],

@@ -35,7 +35,7 @@ pub use bn_apply::BnApply;
 pub use bn_backward::{BnBackward, BranchGrad};
 pub use bn_reduce::{BnReduce, BranchSums};
 pub use bn_stats::BnStats;
-pub use commit::{Commit, CommitBuffers, CommitChunk, CommitScalars, RawReport};
+pub use commit::{Commit, CommitBuffers, CommitChunk, CommitScalars, RawLossScale, RawReport};
 pub use copy::Copy;
 pub use decode::{Decode, DecodeLevel};
 pub use fill::Fill;

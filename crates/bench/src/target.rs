@@ -151,7 +151,7 @@ impl Target {
             Self::Cpu => {
                 let mut executor = CpuExecutor::new(spec);
                 external::register_cpu(&mut executor);
-                Running::Cpu(executor)
+                Running::Cpu(Box::new(executor))
             }
             Self::Cuda { engine, options } => {
                 let mut executor = CudaExecutor::new(engine, spec, *options)?;
@@ -164,14 +164,14 @@ impl Target {
 
 /// An executor whose kind is known.
 pub(crate) enum Running {
-    Cpu(CpuExecutor<f32>),
+    Cpu(Box<CpuExecutor<f32>>),
     Cuda(Box<CudaExecutor>),
 }
 
 impl Running {
     pub fn as_dyn(&mut self) -> &mut dyn Executor {
         match self {
-            Self::Cpu(executor) => executor,
+            Self::Cpu(executor) => executor.as_mut(),
             Self::Cuda(executor) => executor.as_mut(),
         }
     }

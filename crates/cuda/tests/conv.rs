@@ -373,7 +373,8 @@ fn tuned_choices_are_kept_and_handed_on() {
     assert_eq!(later.choices(), choices, "the file's choice holds");
     let other = tuned.ways(&request).into_iter().find(|way| tuned.choice(id) != Some(way)).expect("a second way");
     let given = BTreeMap::from([(tuned.key(&request), other)]);
-    let mut resumed = open().with_choices(given.clone());
+    let mut resumed = open();
+    resumed.prefer(given.clone());
     resumed.prepare(request, true).expect("prepared");
     assert_eq!(resumed.choices(), given, "a run's choices come before the file's");
 }

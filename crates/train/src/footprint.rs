@@ -168,13 +168,16 @@ pub(crate) struct Room {
 }
 
 impl Room {
-    /// `limit` takes the place of what the system says of the machine's memory.
+    /// `limit` takes the place of what is free where `device` computes: of the card's memory, or of the machine's.
     ///
     /// # Errors
     /// What a card's driver says.
     pub fn new(limit: Option<u64>, device: &Device) -> Result<Self, TrainError> {
-        let available = limit.or_else(system_memory::available);
-        Ok(Self { available, on_card: device.free_memory()?, taken: 0 })
+        let system = system_memory::available();
+        Ok(match device.free_memory()? {
+            None => Self { available: limit.or(system), on_card: None, taken: 0 },
+            Some(free) => Self { available: system, on_card: Some(limit.unwrap_or(free)), taken: 0 },
+        })
     }
 
     fn available(&self, owner: Owner) -> Option<u64> {
@@ -200,7 +203,11 @@ impl Room {
             }
             let of = self.available(owner).map(|available| format!(" of {}", size(available))).unwrap_or_default();
             let (needed, parts) = (size(footprint.total(owner)), footprint.text(owner));
-            observer.info(&format!("{} of {what}: {needed}{of}: {parts}", owner.name()));
+            let memory = match owner {
+                Owner::Machine => "memory",
+                Owner::Card => "card memory",
+            };
+            observer.info(&format!("{memory} of {what}: {needed}{of}: {parts}"));
         }
         self.take(footprint.total(Owner::Machine));
     }

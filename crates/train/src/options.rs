@@ -88,7 +88,7 @@ pub struct TrainOptions {
     /// Most bytes of the step's arena (activations, their gradients, workspace): parts of the forward pass are
     /// computed twice where needed. Weights, the validation's arena and pictures come on top.
     pub memory_budget: Option<u64>,
-    /// Bytes of memory that the run may take; `None` asks the system.
+    /// Bytes of memory that the run may take, of the card's where one computes; `None` asks the system.
     #[serde(skip)]
     pub memory_available: Option<u64>,
     /// Folder of the pictures of [`Cache::Disk`]; `None` takes `pictures` in the user's cache folder.
@@ -377,7 +377,7 @@ pub struct ValOptions {
     pub min_items: usize,
     /// Batches of one aspect ratio in the smallest rectangle that fits; otherwise squares.
     pub rect: bool,
-    /// Bytes of memory that may be taken; `None` asks the system.
+    /// Bytes of memory that may be taken, of the card's where one computes; `None` asks the system.
     #[serde(skip)]
     pub memory_available: Option<u64>,
 }
@@ -459,7 +459,7 @@ pub struct DetectOptions {
     pub line_thickness: Option<usize>,
     pub hide_labels: bool,
     pub hide_conf: bool,
-    /// Bytes of memory that may be taken; `None` asks the system.
+    /// Bytes of memory that may be taken, of the card's where one computes; `None` asks the system.
     #[serde(skip)]
     pub memory_available: Option<u64>,
 }

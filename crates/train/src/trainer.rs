@@ -422,8 +422,9 @@ impl Run {
                 self.commit(place, &at)?;
             }
             self.state.batch += 1;
-            // The first losses of an epoch are waited for, those of later batches while the next one is computed.
-            self.hear(if self.state.batch == first + 1 { 0 } else { self.device.lag() })?;
+            // An epoch's first and last losses are waited for, the others while the next batch is computed.
+            let waits = [first + 1, total].contains(&self.state.batch);
+            self.hear(if waits { 0 } else { self.device.lag() })?;
             images += batch.images.len();
             let done = self.state.batch;
             let heard = done - self.stepper.under_way();
@@ -445,7 +446,6 @@ impl Run {
                 return Ok(EpochEnd::Interrupted);
             }
         }
-        self.hear(0)?;
         if self.left_out > 0 {
             observer.info(&format!(
                 "fp16: {} updates of epoch {epoch} were left out, for their gradients left the numbers; the loss scale is \

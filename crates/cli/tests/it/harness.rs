@@ -48,6 +48,8 @@ impl Place {
         command.args(args).current_dir(self.folder.path()).stdin(Stdio::null());
         // Help is wrapped to this width.
         command.env("COLUMNS", "100");
+        // What a card computes is not what a snapshot shows.
+        command.env("CUDA_VISIBLE_DEVICES", "");
         for name in ["NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "RUST_BACKTRACE"] {
             command.env_remove(name);
         }

@@ -2,14 +2,6 @@
 
 use crate::harness::{Place, Ran, ran};
 
-/// Runs where no card is visible.
-fn without_a_gpu(args: &[&str]) -> Ran {
-    let place = Place::new();
-    let mut command = place.command(args);
-    command.env("CUDA_VISIBLE_DEVICES", "");
-    ran(command)
-}
-
 #[test]
 fn env_tells_of_every_library_and_what_brings_it() {
     let ran = Place::new().run(&["env"]);
@@ -25,7 +17,7 @@ fn env_tells_of_every_library_and_what_brings_it() {
 #[test]
 fn selftest_and_bench_without_a_card_say_so_and_what_to_do() {
     for args in [&["selftest"][..], &["bench", "step"]] {
-        let ran = without_a_gpu(args);
+        let ran = Place::new().run(args);
         assert_eq!(ran.code, Some(1), "{ran:?}");
         let errors = ran.labelled("error");
         assert!(errors.len() == 1 && (errors[0].contains("driver") || errors[0].contains("no card")), "{ran:?}");

@@ -66,6 +66,7 @@ pub fn tiny(folder: &Path, data: &Path, name: &str) -> TrainOptions {
         name: name.to_owned(),
         close_mosaic: 1,
         noplots: true,
+        device: "cpu".to_owned(),
         ..TrainOptions::default()
     }
 }

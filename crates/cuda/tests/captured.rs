@@ -1,0 +1,196 @@
+//! Steps as CUDA graphs, and answers that come later, against the same launched one by one. Needs a GPU; without one
+//! every test says so and is skipped.
+
+use cuda::{CudaBackend, CudaExecutor, CudaOptions, Engine, Gpu};
+use graph::{
+    Backend, CommitReport, CommitStep, ExecError, Executor, GroupScalars, LossScale, OptimizerKind, Precision, Region,
+    StateSpec, Ticket,
+};
+use parity::{Device, Packed, Step, filled, load, pictures};
+use std::rc::Rc;
+
+const CASE: &str = "yolov9-cmicro-nc5";
+const BATCH: usize = 2;
+
+/// A card in some format.
+#[derive(Clone)]
+struct Card(Rc<Engine>, CudaOptions);
+
+impl Card {
+    fn open(precision: Precision, capture: bool) -> Option<Self> {
+        match Gpu::open(0).and_then(|gpu| Engine::new(&gpu)) {
+            Ok(engine) => Some(Self(engine, CudaOptions { precision, tf32: false, tune: false, capture })),
+            Err(missing) => {
+                eprintln!("skipped: {missing}");
+                None
+            }
+        }
+    }
+
+    fn captured(&self, capture: bool) -> Self {
+        Self(Rc::clone(&self.0), CudaOptions { capture, ..self.1 })
+    }
+
+    fn step(&self, optimizer: OptimizerKind, [h, w]: [usize; 2]) -> Step<Self> {
+        let model = load(CASE);
+        Step::on(self.clone(), &model, &filled(&model, CASE), [BATCH, h, w], optimizer, false)
+    }
+}
+
+impl Device for Card {
+    type Executor = CudaExecutor;
+
+    fn backend(&self) -> Box<dyn Backend> {
+        Box::new(CudaBackend::new(self.1))
+    }
+
+    fn precision(&self) -> Precision {
+        self.1.precision
+    }
+
+    fn executor(&self, spec: StateSpec) -> CudaExecutor {
+        CudaExecutor::new(&self.0, spec, self.1).expect("an executor")
+    }
+}
+
+/// Another batch for each number.
+fn batch(step: &mut Step<Card>, number: u32, [h, w]: [usize; 2]) {
+    let at = 0.3 + 0.05 * number as f32;
+    let rows = [[0.0, (number % 5) as f32, at, 0.5, 0.3, 0.4], [1.0, 0.0, 0.6, at, 0.2, 0.5]];
+    let rows = &rows.as_flattened()[..if number % 3 == 2 { 6 } else { 12 }];
+    let mut pixels = pictures("train", BATCH, h, w);
+    pixels.rotate_left(97 * number as usize);
+    step.upload(&pixels, &Packed::of(rows, BATCH));
+}
+
+fn commit_of(kind: OptimizerKind, number: u64) -> CommitStep {
+    let group = GroupScalars { lr: 1e-3 / number as f64, momentum: 0.9, weight_decay: 5e-4 };
+    let groups = [group; 3];
+    CommitStep { kind, groups, beta2: 0.999, eps: 1e-8, clip: 10.0, step: number, ema_decay: Some(0.99) }
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|v| v.to_bits()).collect()
+}
+
+/// Losses, reports and weights of some steps, read `lag` steps later.
+fn train(step: &mut Step<Card>, kind: OptimizerKind, size: [usize; 2], lag: usize) -> (Vec<u32>, Vec<CommitReport>) {
+    let (mut losses, mut reports) = (Vec::new(), Vec::new());
+    let mut under_way: Vec<(Ticket, Ticket)> = Vec::new();
+    let mut hear = |step: &mut Step<Card>, under_way: &mut Vec<(Ticket, Ticket)>, lag: usize| {
+        while under_way.len() > lag {
+            let (loss, report) = under_way.remove(0);
+            losses.extend(bits(&step.executor.finish_read(loss).expect("a loss")));
+            reports.push(step.executor.finish_commit(report).expect("a report"));
+        }
+    };
+    for number in 1..=6 {
+        batch(step, number, size);
+        step.write_inputs();
+        step.executor.run(step.plan).expect("a run");
+        let loss = step.executor.start_read(step.plan, step.loss).expect("started");
+        let report = step.executor.start_commit(&commit_of(kind, u64::from(number))).expect("started");
+        under_way.push((loss, report));
+        hear(step, &mut under_way, lag);
+    }
+    hear(step, &mut under_way, 0);
+    for region in [Region::Weights, Region::EmaWeights, Region::State(0), Region::Buffers, Region::EmaBuffers] {
+        losses.extend(bits(&step.executor.read_region(region).expect("kept")));
+    }
+    (losses, reports)
+}
+
+#[test]
+fn a_recorded_step_read_late_gives_the_bits_of_one_launched_and_waited_for() {
+    for precision in [Precision::F32, Precision::BF16, Precision::F16] {
+        let Some(card) = Card::open(precision, false) else { return };
+        for kind in [OptimizerKind::Sgd, OptimizerKind::AdamW] {
+            let size = [64, 96];
+            let (want, reports) = train(&mut card.step(kind, size), kind, size, 0);
+            for (capture, lag) in [(true, 0), (true, 1), (true, 3), (false, 1)] {
+                let (found, found_reports) = train(&mut card.captured(capture).step(kind, size), kind, size, lag);
+                assert!(found == want, "{precision:?} {kind:?}, captured: {capture}, {lag} steps late");
+                assert_eq!(found_reports, reports);
+            }
+            assert!(reports.iter().all(|r| r.applied && r.grad_norm > 0.0), "{reports:?}");
+        }
+    }
+}
+
+#[test]
+fn executors_that_share_an_arena_do_not_disturb_each_other() {
+    let Some(card) = Card::open(Precision::F32, true) else { return };
+    let (kind, small, large) = (OptimizerKind::Sgd, [64, 64], [96, 128]);
+    let alone = |size| train(&mut card.step(kind, size), kind, size, 1);
+    let (want_small, want_large) = (alone(small), alone(large));
+    let shared = Card::open(Precision::F32, true).expect("opened before");
+    // The second one makes the arena move when the first has been recorded.
+    let mut first = shared.step(kind, small);
+    let found_small = train(&mut first, kind, small, 1);
+    let mut second = shared.step(kind, large);
+    assert_eq!(train(&mut second, kind, large, 1), want_large);
+    assert_eq!(found_small, want_small);
+    batch(&mut first, 1, small);
+    let before = first.run();
+    batch(&mut second, 1, large);
+    second.run();
+    assert_eq!(first.run(), before, "a run of the other one changes nothing");
+}
+
+#[test]
+fn a_loss_scale_leaves_losses_and_gradients_as_they_are() {
+    let Some(card) = Card::open(Precision::F16, true) else { return };
+    let size = [64, 64];
+    let mut step = card.step(OptimizerKind::Sgd, size);
+    batch(&mut step, 1, size);
+    let mut gradients = |scale: f32| {
+        step.executor.set_loss_scale(LossScale { scale, good_commits: 0 }).expect("set");
+        let zeros = vec![0.0; step.compiled.params().weight_elements()];
+        step.executor.write_region(Region::Gradients, &zeros).expect("kept");
+        let loss = step.run();
+        assert_eq!(step.executor.loss_scale().expect("read"), Some(LossScale { scale, good_commits: 0 }));
+        (loss, step.executor.read_region(Region::Gradients).expect("kept"))
+    };
+    let (loss, plain) = gradients(1.0);
+    let (scaled_loss, scaled) = gradients(1024.0);
+    assert_eq!(scaled_loss, loss);
+    let error: f64 = plain.iter().zip(&scaled).map(|(&p, &s)| f64::from(p - s / 1024.0).powi(2)).sum();
+    let norm: f64 = plain.iter().map(|&p| f64::from(p).powi(2)).sum();
+    // Small gradients that fp16 cannot hold come back with the scale, so that some difference is wanted.
+    assert!(error.sqrt() < 0.3 * norm.sqrt(), "{} of {}", error.sqrt(), norm.sqrt());
+    assert!(norm > 0.0);
+}
+
+#[test]
+fn gradients_too_large_for_half_precision_halve_the_scale_and_change_no_weight() {
+    let Some(card) = Card::open(Precision::F16, true) else { return };
+    let size = [64, 64];
+    let mut step = card.step(OptimizerKind::Sgd, size);
+    step.executor.set_loss_scale(LossScale { scale: LossScale::MOST, good_commits: 9 }).expect("set");
+    let before = step.executor.read_region(Region::Weights).expect("kept");
+    batch(&mut step, 1, size);
+    let loss = step.run();
+    assert!(loss.iter().all(|l| l.is_finite()), "the loss is not scaled: {loss:?}");
+    let report = step.executor.commit(&commit_of(OptimizerKind::Sgd, 1)).expect("a report");
+    assert!(!report.applied && report.loss_scale == LossScale::MOST / 2.0, "{report:?}");
+    assert_eq!(bits(&step.executor.read_region(Region::Weights).expect("kept")), bits(&before));
+}
+
+#[test]
+fn an_answer_is_given_once_and_not_after_many_others() {
+    let Some(card) = Card::open(Precision::F32, true) else { return };
+    let size = [64, 64];
+    let mut step = card.step(OptimizerKind::Sgd, size);
+    batch(&mut step, 1, size);
+    let loss = step.run();
+    let mut read = || step.executor.start_read(step.plan, step.loss).expect("started");
+    let (first, second) = (read(), read());
+    let again = Ticket(first.0);
+    let later: Vec<Ticket> = (0..Ticket::KEPT - 1).map(|_| read()).collect();
+    assert!(matches!(step.executor.finish_read(first), Err(ExecError::Ticket)), "it made room");
+    assert!(matches!(step.executor.finish_read(again), Err(ExecError::Ticket)));
+    for ticket in [second].into_iter().chain(later) {
+        let values = step.executor.finish_read(ticket).expect("there");
+        assert_eq!(values.into_iter().map(f64::from).collect::<Vec<_>>(), loss);
+    }
+}

@@ -1,0 +1,156 @@
+//! Runs on a card. Needs a GPU; without one every test says so and is skipped.
+
+mod common;
+
+use common::{Memory, data_set, tiny};
+use std::path::Path;
+use train::{Precision, Resume, TrainEnd, TrainError, TrainOptions, ValOptions, run, validate};
+
+const PRECISIONS: [Precision; 4] = [Precision::Bf16, Precision::Fp16, Precision::Tf32, Precision::F32];
+
+/// False after saying why the test is skipped.
+fn there_is_a_card() -> bool {
+    let there = cuda::Gpu::count() > 0;
+    if !there {
+        eprintln!("skipped: there is no card");
+    }
+    there
+}
+
+fn on_the_card(folder: &Path, data: &Path, name: &str, precision: Precision) -> TrainOptions {
+    TrainOptions { device: "0".to_owned(), precision, epochs: 3, ..tiny(folder, data, name) }
+}
+
+/// Name, dimensions and bits of every tensor of a file.
+fn bits(path: &Path) -> Vec<(String, Vec<usize>, Vec<u32>)> {
+    let tensors = model::weights::load(path).unwrap().tensors;
+    tensors
+        .iter()
+        .map(|(n, t)| (n.to_owned(), t.dims.clone(), t.values.iter().map(|v| v.to_bits()).collect()))
+        .collect()
+}
+
+fn resumed(from: &Path, device: &str) -> TrainOptions {
+    TrainOptions {
+        resume: Some(Resume::From(from.to_path_buf())),
+        device: device.to_owned(),
+        given: ["resume", "device"].map(str::to_owned).to_vec(),
+        ..TrainOptions::default()
+    }
+}
+
+#[test]
+fn one_seed_gives_the_same_bits_and_another_one_does_not() {
+    if !there_is_a_card() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let data = data_set(folder.path(), 8, 2);
+    for precision in PRECISIONS {
+        let train = |name: &str, seed: u64| {
+            let options = on_the_card(folder.path(), &data, &format!("{name}-{precision}"), precision);
+            bits(&run(&TrainOptions { seed, ..options }, &mut Memory::default()).unwrap().last.unwrap())
+        };
+        let first = train("first", 0);
+        assert!(train("again", 0) == first, "{precision}");
+        assert!(train("other", 1) != first, "{precision}");
+    }
+}
+
+#[test]
+fn an_interrupted_run_goes_on_bit_for_bit() {
+    if !there_is_a_card() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let data = data_set(folder.path(), 8, 2);
+    for precision in PRECISIONS {
+        let whole = run(&on_the_card(folder.path(), &data, "whole", precision), &mut Memory::default()).unwrap();
+        let want = bits(&whole.last.unwrap());
+        for stop_after in [1, 2, 4, 5, 7] {
+            let options = on_the_card(folder.path(), &data, "cut", precision);
+            let cut = run(&options, &mut Memory { stop_after: Some(stop_after), ..Memory::default() }).unwrap();
+            assert_eq!(cut.end, TrainEnd::Interrupted);
+            let done = run(&resumed(&cut.folder, "0"), &mut Memory::default()).unwrap();
+            assert_eq!(done.end, TrainEnd::Finished);
+            assert!(bits(&done.last.unwrap()) == want, "{precision}, stopped after {stop_after} batches");
+        }
+    }
+}
+
+#[test]
+fn a_run_moves_from_a_card_to_the_processor_and_back() {
+    if !there_is_a_card() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let data = data_set(folder.path(), 8, 2);
+    for precision in PRECISIONS {
+        // After five batches a gradient waits, which fp16 has multiplied by its scale.
+        let options = on_the_card(folder.path(), &data, "moving", precision);
+        let cut = run(&options, &mut Memory { stop_after: Some(5), ..Memory::default() }).unwrap();
+        let mut there = Memory { stop_after: Some(1), ..Memory::default() };
+        run(&resumed(&cut.folder, "cpu"), &mut there).unwrap();
+        let done = run(&resumed(&cut.folder, "0"), &mut Memory::default()).unwrap();
+        assert_eq!((done.end, done.epochs), (TrainEnd::Finished, 3), "{precision}");
+        let validated = |device: &str| {
+            let options = ValOptions {
+                data: data.clone(),
+                weights: done.last.clone().unwrap(),
+                device: device.to_owned(),
+                precision,
+                imgsz: 64,
+                project: folder.path().join("val"),
+                noplots: true,
+                ..ValOptions::default()
+            };
+            validate(&options, &mut Memory::default()).unwrap().metrics.losses
+        };
+        let (card, processor) = (validated("0"), validated("cpu"));
+        for (a, b) in card.iter().zip(processor) {
+            assert!((a - b).abs() <= 0.02 * b, "{precision}: {card:?} on the card, {processor:?} on the processor");
+        }
+    }
+}
+
+#[test]
+fn a_batch_that_does_not_fit_the_card_is_refused_in_numbers_with_one_that_does() {
+    if !there_is_a_card() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let data = data_set(folder.path(), 8, 2);
+    let mut memory = Memory::default();
+    let options =
+        TrainOptions { epochs: 1, batch_size: 8, ..on_the_card(folder.path(), &data, "fits", Precision::Auto) };
+    run(&options, &mut memory).unwrap();
+    assert!(memory.lines.iter().any(|l| l.starts_with("card memory of the run: ")), "{:?}", memory.lines);
+    let refused = |memory_available: u64| {
+        let options = TrainOptions { memory_available: Some(memory_available), ..options.clone() };
+        match run(&options, &mut Memory::default()).unwrap_err() {
+            TrainError::Memory { memory, needed, available, hint, .. } => {
+                assert_eq!((memory, available), ("memory of the card", memory_available));
+                (needed, hint)
+            }
+            other => panic!("{other}"),
+        }
+    };
+    let (needed, _) = refused(1);
+    let (_, hint) = refused(needed / 4 * 3);
+    assert!(hint.contains("--img") || hint.contains("--batch"), "{hint}");
+    let fits = TrainOptions { memory_available: Some(needed), ..options.clone() };
+    run(&fits, &mut Memory::default()).unwrap();
+}
+
+#[test]
+fn a_card_that_is_not_there_is_named_with_those_that_are() {
+    if !there_is_a_card() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let data = data_set(folder.path(), 4, 1);
+    let options = TrainOptions { device: "99".to_owned(), ..tiny(folder.path(), &data, "none") };
+    let error = run(&options, &mut Memory::default()).unwrap_err();
+    assert!(error.to_string().contains("there is no card 99"), "{error}");
+    assert!(error.hint().unwrap().contains("numbers go from 0 to"), "{:?}", error.hint());
+}

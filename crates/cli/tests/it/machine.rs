@@ -1,6 +1,6 @@
 //! `yolov9 env`, `yolov9 selftest` and `yolov9 bench`. Nothing here needs a GPU; what one would change is not looked at.
 
-use crate::harness::{Place, Ran, ran};
+use crate::harness::Place;
 
 #[test]
 fn env_tells_of_every_library_and_what_brings_it() {

@@ -3,7 +3,7 @@
 use crate::graph::{Category, Graph, TensorId};
 use crate::ops::Access;
 use crate::{GraphError, Precision};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 /// Buffers start at multiples of this many bytes.
 pub(crate) const ARENA_ALIGN: u64 = 256;
@@ -21,6 +21,14 @@ pub struct Slot {
     /// First and last op (inclusive) during which the buffer holds something.
     pub first: usize,
     pub last: usize,
+}
+
+/// A slot that has its place; a list of them is kept in the order of their starts.
+struct Placed {
+    start: u64,
+    end: u64,
+    first: usize,
+    last: usize,
 }
 
 /// What the arena is made of.
@@ -59,7 +67,7 @@ pub(crate) fn place(
     workspace: &[u64],
 ) -> Result<(Vec<Slot>, MemoryReport), GraphError> {
     let end = graph.nodes.len().saturating_sub(1);
-    let mut lives: HashMap<TensorId, (usize, usize)> = HashMap::new();
+    let mut lives: BTreeMap<TensorId, (usize, usize)> = BTreeMap::new();
     let mut touch = |id: TensorId, at: usize| {
         let life = lives.entry(graph.root(id).0).or_insert((at, at));
         *life = (life.0.min(at), life.1.max(at));
@@ -70,14 +78,18 @@ pub(crate) fn place(
     graph.inputs.iter().for_each(|&id| touch(id, 0));
     graph.outputs.iter().for_each(|&id| touch(id, end));
     let mut slots = Vec::with_capacity(lives.len() + workspace.len());
+    let mut too_large: Option<(TensorId, u64)> = None;
     for (id, (first, last)) in lives {
         let tensor = graph.tensor(id);
         let elements = tensor.shape.pixels() as u64 * tensor.map.physical() as u64;
-        if elements > MAX_ELEMENTS {
-            return Err(GraphError::TooLarge { tensor: tensor.name.clone(), elements });
+        if elements > MAX_ELEMENTS && too_large.is_none_or(|(_, most)| elements > most) {
+            too_large = Some((id, elements));
         }
         let bytes = (elements * precision.of(tensor.kind).bytes() as u64).next_multiple_of(ARENA_ALIGN);
         slots.push(Slot { tensor: Some(id), category: tensor.category, bytes, offset: 0, first, last });
+    }
+    if let Some((id, elements)) = too_large {
+        return Err(GraphError::TooLarge { tensor: graph.tensor(id).name.clone(), elements });
     }
     for (at, &bytes) in workspace.iter().enumerate().filter(|w| *w.1 > 0) {
         let bytes = bytes.next_multiple_of(ARENA_ALIGN);
@@ -86,24 +98,20 @@ pub(crate) fn place(
     // Large buffers first, each at the lowest offset that is free over its whole life.
     slots.sort_by_key(|s| (std::cmp::Reverse(s.bytes), s.first, s.tensor));
     let mut arena = 0;
-    for at in 0..slots.len() {
-        let (placed, rest) = slots.split_at_mut(at);
-        let slot = &mut rest[0];
-        let mut taken: Vec<(u64, u64)> = placed
-            .iter()
-            .filter(|s| s.first <= slot.last && slot.first <= s.last)
-            .map(|s| (s.offset, s.offset + s.bytes))
-            .collect();
-        taken.sort_unstable();
+    let mut placed: Vec<Placed> = Vec::with_capacity(slots.len());
+    for slot in &mut slots {
         let mut offset = 0;
-        for (start, end) in taken {
-            if offset + slot.bytes <= start {
+        for other in placed.iter().filter(|p| p.first <= slot.last && slot.first <= p.last) {
+            if offset + slot.bytes <= other.start {
                 break;
             }
-            offset = offset.max(end);
+            offset = offset.max(other.end);
         }
         slot.offset = offset;
-        arena = arena.max(offset + slot.bytes);
+        let (start, end) = (offset, offset + slot.bytes);
+        arena = arena.max(end);
+        let at = placed.partition_point(|p| p.start <= start);
+        placed.insert(at, Placed { start, end, first: slot.first, last: slot.last });
     }
     let report = report(&slots, graph.nodes.len(), arena);
     Ok((slots, report))

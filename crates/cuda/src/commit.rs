@@ -32,6 +32,38 @@ pub(crate) struct Committer {
     graph: Option<(OptimizerKind, CudaGraph)>,
 }
 
+/// Bytes of a committer's buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CommitSizes {
+    chunks: usize,
+    scalars: usize,
+    report: usize,
+    scratch: usize,
+    /// Where gradients of feature maps are in fp16.
+    loss_scale: Option<usize>,
+}
+
+impl CommitSizes {
+    /// `format` is the one of gradients of feature maps.
+    pub fn of(spec: &StateSpec, format: Format) -> Self {
+        Self::with_chunks(CommitChunk::table(spec.layout.slots()).len(), spec, format)
+    }
+
+    fn with_chunks(count: usize, spec: &StateSpec, format: Format) -> Self {
+        Self {
+            chunks: count * size_of::<CommitChunk>(),
+            scalars: size_of::<CommitScalars>(),
+            report: size_of::<RawReport>(),
+            scratch: Commit::scratch(count),
+            loss_scale: (format == Format::F16 && spec.optimizer.is_some()).then_some(size_of::<RawLossScale>()),
+        }
+    }
+
+    pub fn total(&self) -> u64 {
+        (self.chunks + self.scalars + self.report + self.scratch + self.loss_scale.unwrap_or(0)) as u64
+    }
+}
+
 impl Committer {
     /// `format` is the one of gradients of feature maps: fp16 has a loss scale, which is 1 at first.
     ///
@@ -39,7 +71,8 @@ impl Committer {
     /// No memory on the card.
     pub fn new(gpu: &Gpu, spec: &StateSpec, format: Format) -> Result<Self> {
         let table = CommitChunk::table(spec.layout.slots());
-        let mut chunks = gpu.allocate(size_of_val(&table[..]))?;
+        let sizes = CommitSizes::with_chunks(table.len(), spec, format);
+        let mut chunks = gpu.allocate(sizes.chunks)?;
         chunks.write(0, &table)?;
         let sent = |_| -> Result<(Pinned, CudaEvent)> {
             let event = gpu.context().new_event(Some(CUevent_flags::CU_EVENT_DISABLE_TIMING))?;
@@ -48,18 +81,15 @@ impl Committer {
         let mut committer = Self {
             chunks,
             count: table.len(),
-            scalars: gpu.allocate(size_of::<CommitScalars>())?,
+            scalars: gpu.allocate(sizes.scalars)?,
             sent: (0..SLOTS).map(sent).collect::<Result<_>>()?,
             commits: 0,
-            report: gpu.allocate(size_of::<RawReport>())?,
-            scratch: gpu.allocate(Commit::scratch(table.len()))?,
-            loss_scale: None,
+            report: gpu.allocate(sizes.report)?,
+            scratch: gpu.allocate(sizes.scratch)?,
+            loss_scale: sizes.loss_scale.map(|bytes| gpu.allocate(bytes)).transpose()?,
             graph: None,
         };
-        if format == Format::F16 && spec.optimizer.is_some() {
-            committer.loss_scale = Some(gpu.allocate(size_of::<RawLossScale>())?);
-            committer.set_loss_scale(LossScale { scale: 1.0, good_commits: 0 })?;
-        }
+        committer.set_loss_scale(LossScale { scale: 1.0, good_commits: 0 })?;
         Ok(committer)
     }
 

@@ -9,7 +9,7 @@ use crate::dispatch::{Launch, Memory, Work, lower, prepare_convolutions};
 use crate::engine::Engine;
 use crate::error::{CudaError, Result};
 use crate::external::{Body, HostBody, HostValues, Place, Registry, decode};
-use crate::inputs::Inputs;
+use crate::inputs::{Inputs, places};
 use crate::kernels::RawReport;
 use crate::profile::{OpTime, Peaks, Timer, summary};
 use crate::regions::Regions;
@@ -120,7 +120,8 @@ impl CudaExecutor {
         Peaks::of(&self.gpu, self.regions.format(), self.options.tf32)
     }
 
-    /// Bytes of the flat buffers, of what commits need beside them, and of batches on their way.
+    /// Bytes of the flat buffers, of what commits need beside them, and of batches on their way: what
+    /// [`crate::footprint()`] says before there is a card.
     pub fn state_bytes(&self) -> u64 {
         self.regions.bytes() + self.committer.bytes() + self.inputs.card_bytes()
     }
@@ -259,18 +260,6 @@ fn launch_all(gpu: &Gpu, engine: &Engine, launches: &mut [Launch]) -> Result<()>
     })
 }
 
-/// Inputs of a plan with their offsets in a batch, and the bytes of a batch.
-fn input_places(plan: &Plan) -> (Vec<(TensorId, usize)>, usize) {
-    let mut end = 0;
-    let place = |&id: &TensorId| {
-        let Kind::Raw(dtype) = plan.graph().tensor(id).kind else { return None };
-        let at = end;
-        end += (plan.shape(id).elements() * dtype.bytes()).next_multiple_of(256);
-        Some((id, at))
-    };
-    (plan.graph().inputs().iter().filter_map(place).collect(), end)
-}
-
 /// An error of the card as executors report it.
 pub(crate) fn device(error: CudaError) -> ExecError {
     match error {
@@ -300,7 +289,7 @@ impl Executor for CudaExecutor {
         let options = CudaOptions { tune: self.options.tune && self.plans.is_empty(), ..self.options };
         prepare_convolutions(&self.engine, &plan, &options).map_err(device)?;
         self.engine.grow_arena(plan.memory().arena).map_err(device)?;
-        let (inputs, bytes) = input_places(&plan);
+        let (inputs, bytes) = places(&plan);
         self.inputs.reserve(bytes).map_err(device)?;
         let (launches, made_at) = (self.lowered(&plan)?, self.engine.arena().moves());
         self.plans.push(Prepared { plan, launches, graph: None, made_at, inputs });

@@ -9,17 +9,33 @@ use crate::error::Result;
 use crate::pinned::Pinned;
 use cudarc::driver::sys::CUevent_flags;
 use cudarc::driver::{CudaEvent, CudaStream, result};
+use graph::{Kind, Plan, TensorId};
 use rayon::prelude::*;
 use std::sync::Arc;
 
 /// Copies of this size are shared between threads.
 const PART: usize = 4 << 20;
 
-/// Two places for a batch: one that is used, and one that is filled.
+/// Places for a batch: one that is used, and one that is filled.
+pub(crate) const SLOTS: usize = 2;
+
+/// Inputs of a plan with their offsets in a batch, and the bytes of a batch.
+pub(crate) fn places(plan: &Plan) -> (Vec<(TensorId, usize)>, usize) {
+    let mut end = 0;
+    let place = |&id: &TensorId| {
+        let Kind::Raw(dtype) = plan.graph().tensor(id).kind else { return None };
+        let at = end;
+        end += (plan.shape(id).elements() * dtype.bytes()).next_multiple_of(256);
+        Some((id, at))
+    };
+    (plan.graph().inputs().iter().filter_map(place).collect(), end)
+}
+
+/// The places of one executor.
 pub(crate) struct Inputs {
     gpu: Gpu,
     copies: Arc<CudaStream>,
-    slots: Option<[Slot; 2]>,
+    slots: Option<[Slot; SLOTS]>,
     bytes: usize,
     at: usize,
 }

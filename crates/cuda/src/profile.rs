@@ -5,8 +5,9 @@ use crate::dispatch::{Launch, Work};
 use crate::engine::Engine;
 use crate::error::Result;
 use crate::view::Format;
+use crate::work::{OpWork, work};
 use cudarc::driver::{CudaEvent, result, sys};
-use graph::{Op, Plan, cost};
+use graph::{Op, Plan};
 use std::ffi::c_void;
 use std::time::{Duration, Instant};
 
@@ -199,8 +200,7 @@ fn op_time(plan: &Plan, launches: &[Launch], op: usize, mut times: Vec<f64>, pea
     times.sort_by(f64::total_cmp);
     let ms = times.get(times.len() / 2).copied().unwrap_or(0.0);
     let node = &plan.graph().nodes()[op];
-    let cost = cost(&node.op, plan.graph(), plan.precision());
-    let (flops, bytes) = (2.0 * cost.macs as f64, cost.bytes as f64 + parameter_bytes(plan, &node.op));
+    let OpWork { flops, bytes } = work(plan, &node.op);
     let bound_ms = peaks.bound_ms(flops, bytes);
     let mut servers: Vec<&str> = Vec::new();
     let own = launches.iter().filter(|l| l.op == op);
@@ -221,19 +221,6 @@ fn op_time(plan: &Plan, launches: &[Launch], op: usize, mut times: Vec<f64>, pea
         bound_ms,
         ratio: if ms > 0.0 { bound_ms / ms } else { 0.0 },
         lost_ms: (ms - bound_ms).max(0.0),
-    }
-}
-
-/// Weights that are read, and gradients of weights that are read and written.
-fn parameter_bytes(plan: &Plan, op: &Op) -> f64 {
-    let elements = |id| plan.params().slot(id).len as f64;
-    let bytes = plan.precision().activation.bytes() as f64;
-    match op {
-        Op::Conv2d(c) => bytes * elements(c.w),
-        Op::ConvDataGrad(c) => bytes * elements(c.w),
-        Op::ConvWeightGrad(c) => 8.0 * elements(c.w),
-        Op::RunningStats(r) => r.entries.iter().map(|e| 16.0 * elements(e.running_mean)).sum(),
-        _ => 0.0,
     }
 }
 

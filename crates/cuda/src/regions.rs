@@ -18,17 +18,30 @@ pub(crate) struct Regions {
     format: Format,
 }
 
+/// Bytes of each float32 buffer.
+pub(crate) fn region_bytes(spec: &StateSpec) -> Vec<(Region, u64)> {
+    spec.regions().into_iter().map(|(region, len)| (region, 4 * len as u64)).collect()
+}
+
+/// Bytes of the weights in the format of convolution operands, where that is not float32.
+pub(crate) fn operand_bytes(spec: &StateSpec, format: Format) -> u64 {
+    match format {
+        Format::F32 => 0,
+        _ => (format.bytes() * spec.layout.weight_elements()) as u64,
+    }
+}
+
 impl Regions {
     /// All zero. `format` is the one of convolution operands.
     ///
     /// # Errors
     /// No memory on the card.
     pub fn new(gpu: &Gpu, spec: StateSpec, format: Format) -> Result<Self> {
-        let allocate = |(region, len): (Region, usize)| Ok((region, gpu.allocate(4 * len)?));
-        let buffers = spec.regions().into_iter().map(allocate).collect::<Result<Vec<_>>>()?;
+        let allocate = |(region, bytes): (Region, u64)| Ok((region, gpu.allocate(bytes as usize)?));
+        let buffers = region_bytes(&spec).into_iter().map(allocate).collect::<Result<Vec<_>>>()?;
         let half = match format {
             Format::F32 => None,
-            _ => Some(gpu.allocate(format.bytes() * spec.layout.weight_elements())?),
+            _ => Some(gpu.allocate(operand_bytes(&spec, format) as usize)?),
         };
         Ok(Self { spec, buffers, half, format })
     }

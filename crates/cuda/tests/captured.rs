@@ -194,3 +194,22 @@ fn an_answer_is_given_once_and_not_after_many_others() {
         assert_eq!(values.into_iter().map(f64::from).collect::<Vec<_>>(), loss);
     }
 }
+
+#[test]
+fn an_executor_takes_to_the_byte_what_was_said_before_there_was_a_card() {
+    for precision in [Precision::F32, Precision::BF16, Precision::F16] {
+        for optimizer in [OptimizerKind::Sgd, OptimizerKind::AdamW] {
+            let Some(card) = Card::open(precision, true) else { return };
+            let mut small = card.step(optimizer, [64, 64]);
+            let large =
+                Step::on(card.clone(), &load(CASE), &filled(&load(CASE), CASE), [2 * BATCH, 96, 64], optimizer, false);
+            small.executor.prepare(large.compiled.clone()).expect("prepared");
+            let layout = small.compiled.params().clone();
+            let spec = StateSpec { layout, optimizer: Some(optimizer), ema: true };
+            let plans = [small.compiled.as_ref(), large.compiled.as_ref()];
+            let said = cuda::footprint(&spec, plans, &card.1).expect("a format that kernels take");
+            let took = (small.executor.state_bytes(), small.executor.arena_bytes());
+            assert_eq!(took, (said.state(), said.arena), "{precision:?} {optimizer:?}");
+        }
+    }
+}

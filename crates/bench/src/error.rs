@@ -26,6 +26,16 @@ pub enum BenchError {
     Json(#[from] serde_json::Error),
 }
 
+impl From<plan::PlanError> for BenchError {
+    fn from(error: plan::PlanError) -> Self {
+        match error {
+            plan::PlanError::Model(e) => e.into(),
+            plan::PlanError::Graph(e) => e.into(),
+            plan::PlanError::Cuda(e) => e.into(),
+        }
+    }
+}
+
 impl BenchError {
     /// What to do about it.
     pub fn hint(&self) -> Option<String> {

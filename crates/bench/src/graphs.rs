@@ -2,10 +2,10 @@
 
 use crate::BenchError;
 use crate::external::FixedGradients;
-use detect::LossConfig;
-use detect::external::{LevelTensors, TargetTensors};
-use graph::{Backend, CompileOptions, DType, GraphBuilder, Plan, Precision, Shape, TensorId};
+use detect::external::TargetTensors;
+use graph::{Backend, CompileOptions, Plan, Precision, TensorId};
 use model::{BuildOptions, Heads, Model};
+use plan::graphs::{Forward, InputShape, loss_config, record};
 use std::sync::Arc;
 
 /// What gives the heads their gradients.
@@ -33,22 +33,17 @@ pub(crate) fn training(
     readable: bool,
     (backend, precision): (&dyn Backend, Precision),
 ) -> Result<TrainingGraph, BenchError> {
-    let mut b = GraphBuilder::new();
-    let images = b.input("images", Shape::new(batch, height, width, 3), DType::U8);
-    let x = b.normalize(images);
-    let heads = model.build(&mut b, x, BuildOptions::default())?;
-    let level = |l: &model::HeadLevel| LevelTensors { boxes: l.boxes, classes: l.classes };
-    let branches: Vec<Vec<LevelTensors>> =
-        heads.branches.iter().map(|b| b.levels.iter().map(level).collect()).collect();
+    let forward = record(model, InputShape { images: batch, height, width }, BuildOptions::default())?;
+    let branches = forward.levels();
+    let Forward { builder: mut b, image: images, heads } = forward;
     let maps = branches.iter().flatten().flat_map(|l| [l.boxes, l.classes]);
     if readable {
         maps.clone().for_each(|map| b.output(map));
     }
     let (loss, targets) = match ending {
         Ending::Loss { max_boxes } => {
-            let weights = if branches.len() == 2 { vec![0.25, 1.0] } else { vec![1.0] };
-            let config = LossConfig { strides: model.strides.clone(), ..LossConfig::new(model.nc, weights) };
-            let (loss, targets) = detect::external::loss(&mut b, config, &branches, max_boxes, (height, width));
+            let (loss, targets) =
+                detect::external::loss(&mut b, loss_config(model), &branches, max_boxes, (height, width));
             (loss, Some(targets))
         }
         Ending::FixedGradients => {

@@ -1,7 +1,7 @@
 //! The command line as a whole: the commands and what all of them share.
 
 use crate::commands::{bench::BenchArgs, convert_weights::ConvertArgs, demo::DemoArgs, detect::DetectArgs};
-use crate::commands::{info::InfoArgs, selftest::SelftestArgs, train::TrainArgs, val::ValArgs};
+use crate::commands::{info::InfoArgs, plan::PlanArgs, selftest::SelftestArgs, train::TrainArgs, val::ValArgs};
 use crate::failure::{Failure, WRONG_USAGE};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
@@ -39,6 +39,8 @@ pub enum Command {
     ConvertWeights(ConvertArgs),
     /// Show a model's layers, parameters and GFLOPs
     Info(InfoArgs),
+    /// Tell whether a batch fits a GPU's memory and how fast it trains, without any GPU
+    Plan(PlanArgs),
     /// Train, validate and detect on built-in photographs of blood cells
     Demo(DemoArgs),
     /// Show driver, GPUs, libraries and what is missing

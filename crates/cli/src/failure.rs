@@ -97,6 +97,16 @@ impl From<bench::BenchError> for Failure {
     }
 }
 
+impl From<plan::PlanError> for Failure {
+    fn from(error: plan::PlanError) -> Self {
+        let hint = match &error {
+            plan::PlanError::Graph(_) => Some("lower --batch or --img".to_owned()),
+            _ => None,
+        };
+        Self::of(&error, hint, FAILED)
+    }
+}
+
 impl From<report::Error> for Failure {
     fn from(error: report::Error) -> Self {
         Self::of(&error, None, FAILED)

@@ -2,7 +2,7 @@
 
 use crate::{Observer, Precision, TrainError};
 use cuda::{CudaBackend, CudaError, CudaExecutor, CudaOptions, Engine, Gpu};
-use graph::{Backend, Executor, StateSpec};
+use graph::{Backend, Executor, Plan, StateSpec};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -50,6 +50,12 @@ impl Numbers {
             Precision::Fp16 | Precision::Auto => (graph::Precision::F16, false, "fp16"),
         };
         Self { precision, tf32, name }
+    }
+}
+
+impl Numbers {
+    fn options(&self) -> CudaOptions {
+        CudaOptions { precision: self.precision, tf32: self.tf32, tune: true, capture: true }
     }
 }
 
@@ -144,16 +150,15 @@ impl Device {
         })
     }
 
-    /// Bytes of an executor's flat buffers.
-    pub fn flat_bytes(&self, spec: &StateSpec, purpose: Purpose) -> u64 {
-        let buffers: u64 = spec.regions().iter().map(|(_, elements)| 4 * *elements as u64).sum();
-        let half = match self {
-            Self::Card(card) if card.numbers(purpose).precision != graph::Precision::F32 => {
-                2 * spec.layout.weight_elements() as u64
+    /// Bytes of an executor's flat buffers and of what commits need beside them, and of its batches on their way to a card.
+    pub fn state_bytes(&self, spec: &StateSpec, plan: &Plan, purpose: Purpose) -> Result<[u64; 2], TrainError> {
+        Ok(match self {
+            Self::Cpu => [spec.regions().iter().map(|(_, elements)| 4 * *elements as u64).sum(), 0],
+            Self::Card(card) => {
+                let bytes = cuda::footprint(spec, [plan], &card.options(purpose))?;
+                [bytes.state() - bytes.inputs, bytes.inputs]
             }
-            _ => 0,
-        };
-        buffers + half
+        })
     }
 
     /// Steps that the host may be ahead of the device.
@@ -189,6 +194,14 @@ impl Device {
         if let Self::Card(card) = self {
             card.engine.prefer(choices.clone());
         }
+    }
+}
+
+impl Precision {
+    /// How a card with bf16 trains and validates.
+    pub fn formats(self) -> plan::memory::Formats {
+        let options = |purpose| Numbers::of(self, purpose, true).options();
+        plan::memory::Formats { training: options(Purpose::Training), inference: options(Purpose::Inference) }
     }
 }
 
@@ -228,8 +241,7 @@ impl Card {
     }
 
     fn options(&self, purpose: Purpose) -> CudaOptions {
-        let Numbers { precision, tf32, .. } = *self.numbers(purpose);
-        CudaOptions { precision, tf32, tune: true, capture: true }
+        self.numbers(purpose).options()
     }
 }
 

@@ -78,6 +78,16 @@ fn number(value: f64) -> String {
     if value == 0.0 || (1e-4..1e7).contains(&value.abs()) { format!("{value}") } else { format!("{value:e}") }
 }
 
+impl From<plan::PlanError> for TrainError {
+    fn from(error: plan::PlanError) -> Self {
+        match error {
+            plan::PlanError::Model(e) => e.into(),
+            plan::PlanError::Graph(e) => e.into(),
+            plan::PlanError::Cuda(e) => e.into(),
+        }
+    }
+}
+
 impl TrainError {
     /// What the user can do, where that is known.
     pub fn hint(&self) -> Option<String> {

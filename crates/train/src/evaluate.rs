@@ -41,7 +41,8 @@ pub(crate) struct EvalPlan {
     compiled: Compiled,
     spec: StateSpec,
     max_boxes: usize,
-    flat_bytes: u64,
+    /// Flat buffers; batches on their way to a card.
+    bytes: [u64; 2],
 }
 
 impl EvalPlan {
@@ -61,7 +62,12 @@ impl EvalPlan {
 
     /// Bytes of weights and running statistics.
     pub fn flat_bytes(&self) -> u64 {
-        self.flat_bytes
+        self.bytes[0]
+    }
+
+    /// Bytes of batches on their way to a card, on either side.
+    pub fn sent_bytes(&self) -> u64 {
+        self.bytes[1]
     }
 }
 
@@ -83,8 +89,8 @@ impl Evaluator {
         let backend = self.device.backend(Purpose::Inference);
         let compiled = plans::compile(&self.model, backend.as_ref(), &self.settings, shape, max_boxes)?;
         let spec = StateSpec { layout: compiled.plan.params().clone(), optimizer: None, ema: false };
-        let flat_bytes = self.device.flat_bytes(&spec, Purpose::Inference);
-        Ok(EvalPlan { shape, compiled, spec, max_boxes, flat_bytes })
+        let bytes = self.device.state_bytes(&spec, &compiled.plan, Purpose::Inference)?;
+        Ok(EvalPlan { shape, compiled, spec, max_boxes, bytes })
     }
 
     /// Compiles the plan of the largest batch of a set; `None` for a set without images.

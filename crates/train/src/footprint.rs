@@ -6,16 +6,14 @@ use crate::evaluate::{EvalPlan, Evaluator};
 use crate::plans::InputShape;
 use crate::step::StepPlan;
 use crate::{Observer, TrainError, system_memory};
+use cuda::LIBRARY_BYTES;
 use graph::{Category, GraphError, Recompute};
 use model::Model;
+use plan::largest::{Largest, Need, TooLarge, largest};
+use plan::memory::{LEFT_FREE, usable};
 
 /// Batches of pixels that the loader holds: in the making, waiting, and the one in use.
 const LOADED_BATCHES: u64 = 4;
-
-/// Batches of pixels on their way to a card, on either side.
-const SENT_BATCHES: u64 = 2;
-/// What CUDA graphs take, and code that libraries load when they first run: about twice what was seen.
-const LIBRARIES: u64 = 512 << 20;
 
 /// Whose memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,8 +55,8 @@ impl Footprint {
         if device.is_cpu() {
             return Self { machine: vec![arena, ("weights", 3 * weights), batches], card: Vec::new() };
         }
-        let sent = (SENT, sent(plan.shape()));
-        let card = vec![arena, ("weights", weights), sent, ("graphs and libraries", LIBRARIES)];
+        let sent = (SENT, plan.sent_bytes());
+        let card = vec![arena, ("weights", weights), sent, ("graphs and libraries", LIBRARY_BYTES)];
         Self { machine: vec![("weights", 3 * weights), batches, sent], card }
     }
 
@@ -118,11 +116,11 @@ fn training_on_a_card(step: &StepPlan, validation: Option<&EvalPlan>) -> Footpri
         Some(larger) => vec![("the arena, which the validation fills", larger)],
         None => vec![("the arena", arena)],
     };
-    card.extend([(STATE, step.flat_bytes()), (SENT, sent(step.shape())), ("graphs and libraries", LIBRARIES)]);
-    let mut machine =
-        vec![(CHECKPOINT, checkpoint(step)), ("loaded batches", loaded(step.shape())), (SENT, sent(step.shape()))];
+    let sent = (SENT, step.sent_bytes());
+    card.extend([(STATE, step.flat_bytes()), sent, ("graphs and libraries", LIBRARY_BYTES)]);
+    let mut machine = vec![(CHECKPOINT, checkpoint(step)), ("loaded batches", loaded(step.shape())), sent];
     if let Some(plan) = validation {
-        let sent = ("validation batches on their way", sent(plan.shape()));
+        let sent = ("validation batches on their way", plan.sent_bytes());
         card.extend([("folded weights", plan.flat_bytes()), sent]);
         let loaded = ("loaded validation batches", loaded(plan.shape()));
         machine.extend([("folded weights", 2 * plan.flat_bytes()), loaded, sent]);
@@ -132,10 +130,6 @@ fn training_on_a_card(step: &StepPlan, validation: Option<&EvalPlan>) -> Footpri
 
 fn loaded(shape: InputShape) -> u64 {
     LOADED_BATCHES * pixels(shape)
-}
-
-fn sent(shape: InputShape) -> u64 {
-    SENT_BATCHES * pixels(shape)
 }
 
 /// Bytes of a batch's pixels.
@@ -315,6 +309,54 @@ impl Room {
             None => smaller_pictures(),
         };
         Err(footprint.error(what, short, hint))
+    }
+
+    /// The largest batch that leaves a part of the memory free where `device` computes, and fits the machine beside a card;
+    /// told in numbers. `footprint` compiles both plans of a batch.
+    ///
+    /// # Errors
+    /// A system that does not say what is free; no batch that fits; what compiling says, but for batches that are too large.
+    pub fn largest_batch(
+        &self,
+        images: usize,
+        device: &Device,
+        footprint: &dyn Fn(usize) -> Result<Footprint, TrainError>,
+        observer: &mut dyn Observer,
+    ) -> Result<usize, TrainError> {
+        let owner = device.owner();
+        let Some(free) = self.available(owner) else {
+            let message = "auto: this system does not say how much memory is free";
+            return Err(TrainError::option("batch", message, Some("give a number, such as --batch 16")));
+        };
+        let usable = usable(free);
+        let found = largest(usable, images, &mut |batch| match footprint(batch) {
+            // The machine holds batches on their way to a card.
+            Ok(needed) => Ok(match self.short(&needed).filter(|short| short.owner != owner) {
+                Some(_) => Need::NoPlan,
+                None => Need::Bytes(needed.total(owner)),
+            }),
+            Err(TrainError::Graph(error)) => Ok::<_, TrainError>(Need::of(error)?),
+            Err(other) => Err(other),
+        })?;
+        let Some(Largest { batch, bytes, capped }) = found else {
+            let message = format!("auto: not even one image a step fits into {} of free {}", size(free), owner.name());
+            return Err(TrainError::option("batch", message, Some(&smaller_pictures())));
+        };
+        let limit = match capped {
+            Some(TooLarge { tensor, .. }) => format!("it is the most: {tensor} would have more than 2^31 elements"),
+            None if batch >= images => "the training images are no more".to_owned(),
+            None => format!("the largest that leaves {:.0} % of it free", 100.0 * LEFT_FREE),
+        };
+        observer.info(&format!(
+            "--batch auto: {batch}, which needs {} of {} of free {}; {limit}",
+            size(bytes),
+            size(free),
+            owner.name()
+        ));
+        if owner == Owner::Machine {
+            observer.info("on the CPU a larger batch is hardly faster: --batch 16 leaves memory for decoded images");
+        }
+        Ok(batch)
     }
 
     /// The largest of the batch's halves, quarters and so on that fits, with its bytes of the memory that was short.

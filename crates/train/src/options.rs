@@ -23,7 +23,7 @@ pub struct TrainOptions {
     pub hyp: PathBuf,
     /// Epochs in all.
     pub epochs: usize,
-    /// Images a step; -1 asks for the largest that fits, which needs a GPU.
+    /// Images a step; -1 asks for the largest that leaves 5 % of the free memory, and becomes its number.
     pub batch_size: i64,
     /// Side of the network input in pixels; rounded up to a multiple of the largest stride.
     pub imgsz: usize,

@@ -1,25 +1,12 @@
-//! The graphs of a run: the training step and the evaluation, compiled for one batch and size each.
+//! The graphs of a run as its executors hold them: one for each batch and size.
 
 use crate::TrainError;
 use detect::LossConfig;
-use detect::external::{self, LevelTensors, TargetTensors};
-use graph::{
-    Backend, CompileOptions, DType, Executor, GraphBuilder, Plan, PlanId, Precision, Recompute, Shape, TensorId, Ticket,
-};
-use model::{Branches, BuildOptions, Heads, Mode, Model};
+use graph::{Backend, Executor, PlanId, Recompute, Ticket};
+use model::Model;
+pub(crate) use plan::graphs::{Compiled, GraphSettings, InputShape, TrainingSettings};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-
-/// Momentum of running statistics.
-const BN_MOMENTUM: f64 = 0.03;
-
-/// Images, height and width of a plan's input.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct InputShape {
-    pub images: usize,
-    pub height: usize,
-    pub width: usize,
-}
 
 /// Boxes of a batch as the loss takes them.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -57,23 +44,6 @@ impl LossValues {
         let at = |i: usize| values.get(i).map_or(f64::NAN, |&v| f64::from(v));
         Self { total: at(0), items: [at(1), at(2), at(3)] }
     }
-}
-
-/// The loss and its place in a plan.
-#[derive(Clone, Copy, Debug)]
-struct LossTensors {
-    values: TensorId,
-    targets: TargetTensors,
-    max_boxes: usize,
-}
-
-/// A compiled graph with the tensors that the host writes and reads.
-#[derive(Clone, Debug)]
-pub(crate) struct Compiled {
-    pub plan: Arc<Plan>,
-    image: TensorId,
-    loss: Option<LossTensors>,
-    predictions: Option<TensorId>,
 }
 
 /// A prepared graph.
@@ -124,25 +94,6 @@ impl Prepared {
     }
 }
 
-/// What distinguishes the graphs of one run.
-#[derive(Clone, Debug)]
-pub(crate) struct GraphSettings {
-    pub precision: Precision,
-    pub loss: Option<LossConfig>,
-    /// Decode the main branch.
-    pub decode: bool,
-    /// Backward pass; the layers of these prefixes are frozen.
-    pub training: Option<TrainingSettings>,
-}
-
-/// Settings of a training graph.
-#[derive(Clone, Debug)]
-pub(crate) struct TrainingSettings {
-    /// Starts of the names of frozen parameters.
-    pub frozen: Vec<String>,
-    pub recompute: Recompute,
-}
-
 /// Records and compiles a graph.
 pub(crate) fn compile(
     model: &Model,
@@ -151,51 +102,18 @@ pub(crate) fn compile(
     shape: InputShape,
     max_boxes: usize,
 ) -> Result<Compiled, TrainError> {
-    let mut b = GraphBuilder::new();
-    let image = b.input("image", Shape::new(shape.images, shape.height, shape.width, 3), DType::U8);
-    let x = b.normalize(image);
-    let mode = if settings.training.is_some() { Mode::Training } else { Mode::Folded };
-    let branches = if settings.loss.is_some() { Branches::All } else { Branches::Main };
-    let heads = model.build(&mut b, x, BuildOptions { mode, branches })?;
-    let levels = level_tensors(&heads);
-    let loss = settings.loss.as_ref().map(|config| {
-        let input_hw = (shape.height, shape.width);
-        let (values, targets) = external::loss(&mut b, config.clone(), &levels, max_boxes, input_hw);
-        LossTensors { values, targets, max_boxes: max_boxes.max(1) }
-    });
-    let predictions = match levels.last() {
-        Some(main) if settings.decode => Some(external::decode(&mut b, main, &model.strides, model.nc)),
-        _ => None,
-    };
-    let options = match &settings.training {
-        Some(training) => {
-            b.freeze(|name| training.frozen.iter().any(|f| name.starts_with(f.as_str())));
-            let guard = loss.map(|l| l.values);
-            let base = CompileOptions::inference(settings.precision);
-            CompileOptions { training: true, guard, recompute: training.recompute, bn_momentum: BN_MOMENTUM, ..base }
-        }
-        None => CompileOptions::inference(settings.precision),
-    };
-    let plan = Arc::new(graph::compile(b.finish(), backend, &options)?);
-    Ok(Compiled { plan, image, loss, predictions })
-}
-
-fn level_tensors(heads: &Heads) -> Vec<Vec<LevelTensors>> {
-    let level = |l: &model::HeadLevel| LevelTensors { boxes: l.boxes, classes: l.classes };
-    heads.branches.iter().map(|b| b.levels.iter().map(level).collect()).collect()
+    Ok(plan::graphs::compile(model, backend, settings, shape, max_boxes)?)
 }
 
 /// The loss that fits a model: auxiliary branches count a quarter.
 pub(crate) fn loss_config(model: &Model, hyp: &crate::hyp::Hyp) -> LossConfig {
-    let weights = if model.has_aux() { vec![0.25, 1.0] } else { vec![1.0] };
     LossConfig {
-        strides: model.strides.clone(),
         box_gain: hyp.box_gain,
         cls_gain: hyp.cls,
         dfl_gain: hyp.dfl,
         cls_pw: hyp.cls_pw,
         fl_gamma: hyp.fl_gamma,
-        ..LossConfig::new(model.nc, weights)
+        ..plan::graphs::loss_config(model)
     }
 }
 
@@ -259,10 +177,9 @@ mod tests {
     use crate::device::{Device, Purpose};
 
     fn settings(model: &Model, recompute: Recompute) -> GraphSettings {
-        let loss = LossConfig::new(model.nc, vec![0.25, 1.0]);
-        let loss = LossConfig { strides: model.strides.clone(), ..loss };
+        let (precision, loss) = (graph::Precision::F32, Some(plan::graphs::loss_config(model)));
         let training = TrainingSettings { frozen: Vec::new(), recompute };
-        GraphSettings { precision: Precision::F32, loss: Some(loss), decode: false, training: Some(training) }
+        GraphSettings { precision, loss, decode: false, training: Some(training) }
     }
 
     #[test]

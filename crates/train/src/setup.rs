@@ -11,6 +11,8 @@ use report::number::format_g;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
+/// `--batch` that asks for the largest that fits.
+pub(crate) const AUTO_BATCH: i64 = -1;
 /// Smallest side of the network input.
 const MIN_SIZE: usize = 64;
 /// Options that may change when a run goes on: they do not change what is computed, or only how far.
@@ -112,7 +114,9 @@ fn merge(
     for (key, value) in &wished {
         let asked = if given.is_empty() { default.get(key) != Some(value) } else { given.contains(key) };
         let old = merged.get(key).cloned().unwrap_or(Value::Null);
-        if !asked || old == *value || key == "resume" {
+        // A run keeps the batch that it chose itself.
+        let keeps = key == "batch_size" && *value == Value::from(AUTO_BATCH);
+        if !asked || old == *value || key == "resume" || keeps {
             continue;
         }
         let run_folder = ["project", "name", "exist_ok"].contains(&key.as_str());
@@ -175,11 +179,7 @@ fn check(options: &TrainOptions) -> Result<(), TrainError> {
     if options.epochs == 0 {
         return Err(refuse("epochs", "must be at least 1".to_owned(), None));
     }
-    if options.batch_size == -1 {
-        let message = "-1 asks for the largest batch that fits a GPU's memory; this run is on the CPU";
-        return Err(refuse("batch", message.to_owned(), Some("give a number, such as --batch 16")));
-    }
-    if !(1..=65_536).contains(&options.batch_size) {
+    if options.batch_size != AUTO_BATCH && !(1..=65_536).contains(&options.batch_size) {
         return Err(refuse("batch", format!("{} must be between 1 and 65536", options.batch_size), None));
     }
     if !(1..=16_384).contains(&options.imgsz) {
@@ -271,6 +271,16 @@ fn decay_of(options: &TrainOptions) -> Decay {
         (_, _, true) => Decay::Fixed,
         _ => Decay::Linear,
     }
+}
+
+/// The batch that was asked for, or all of the images where there are fewer.
+pub(crate) fn batch_of(asked: i64, images: usize, observer: &mut dyn Observer) -> usize {
+    let asked = usize::try_from(asked).unwrap_or(1);
+    let batch = asked.min(images);
+    if batch < asked {
+        observer.warn(&format!("--batch {asked} is more than the {batch} training images: {batch} is used"));
+    }
+    batch
 }
 
 /// A side of the network input: a multiple of `stride`, rounded up, at least 64. Tells when it differs.

@@ -69,6 +69,8 @@ pub(crate) struct StepPlan {
     compiled: Compiled,
     spec: StateSpec,
     kind: OptimizerKind,
+    /// Flat buffers; batches on their way to a card.
+    bytes: [u64; 2],
 }
 
 impl StepPlan {
@@ -85,7 +87,8 @@ impl StepPlan {
         let compiled = plans::compile(&model, backend.as_ref(), &settings, shape, max_boxes)?;
         let kind = optimizer.kind();
         let spec = StateSpec { layout: compiled.plan.params().clone(), optimizer: Some(kind), ema: true };
-        Ok(Self { device, model, settings, shape, max_boxes, compiled, spec, kind })
+        let bytes = device.state_bytes(&spec, &compiled.plan, Purpose::Training)?;
+        Ok(Self { device, model, settings, shape, max_boxes, compiled, spec, kind, bytes })
     }
 
     pub fn device(&self) -> &Device {
@@ -103,7 +106,12 @@ impl StepPlan {
 
     /// Bytes of weights, gradients, optimiser state and averages.
     pub fn flat_bytes(&self) -> u64 {
-        self.device.flat_bytes(&self.spec, Purpose::Training)
+        self.bytes[0]
+    }
+
+    /// Bytes of batches on their way to a card, on either side.
+    pub fn sent_bytes(&self) -> u64 {
+        self.bytes[1]
     }
 }
 
@@ -111,7 +119,7 @@ impl Stepper {
     /// Allocates what a plan needs.
     pub fn new(plan: StepPlan) -> Result<Self, TrainError> {
         let flat_bytes = plan.flat_bytes();
-        let StepPlan { device, model, settings, shape, max_boxes, compiled, spec, kind } = plan;
+        let StepPlan { device, model, settings, shape, max_boxes, compiled, spec, kind, .. } = plan;
         let mut executor = device.executor(&spec, Purpose::Training)?;
         let mut plans = PlanCache::default();
         plans.add(executor.as_mut(), shape, compiled)?;

@@ -133,11 +133,6 @@ impl Run {
         if let Some((path, saved)) = &resumed {
             setup::check_same_images(path, &folder_of(path), saved, &fingerprint, samples.len())?;
         }
-        let asked = usize::try_from(options.batch_size).unwrap_or(1);
-        let batch = asked.min(samples.len());
-        if batch < asked {
-            observer.warn(&format!("--batch {asked} is more than the {batch} training images: {batch} is used"));
-        }
         let val_samples = if dataset.has(Split::Val) || !options.noval {
             let (val, _) = image_set::scan(&dataset, wish(Split::Val, false), observer)?;
             let shared = data::scan::shared_images(&samples, &val);
@@ -166,6 +161,49 @@ impl Run {
         }
 
         let config = work::augment_config(&hyp, options.partners);
+        let (smallest_side, largest_side) = work::sides(size, model.size_multiple(), options.multi_scale);
+        let recompute = options.memory_budget.map_or(Recompute::Level(Level::KeepAll), Recompute::Budget);
+        let loss = loss_config(&model, &hyp);
+        // Smoothing is for learning: the validation loss keeps the labels as they are.
+        let smoothed = LossConfig { label_smoothing: hyp.label_smoothing, ..loss.clone() };
+        let precision = device.precision(Purpose::Training);
+        let graph = GraphSettings { precision, loss: Some(smoothed), decode: false, training: None };
+        let (rect, optimizer, single_cls) = (options.rect, options.optimizer, options.single_cls);
+        let compile = |images: usize, recompute: Recompute| {
+            let boxes = work::max_boxes(&samples, &config, rect, images);
+            let training = Some(TrainingSettings { frozen: frozen.clone(), recompute });
+            let graph = GraphSettings { training, ..graph.clone() };
+            let shape = InputShape { images, height: largest_side, width: largest_side };
+            StepPlan::compile(device.clone(), Arc::clone(&model), graph, shape, boxes, optimizer)
+        };
+        let threads = image_set::threads(options.workers, &device, observer);
+        let mut evaluator = Evaluator::new(device.clone(), Arc::clone(&model), Some(loss));
+        let settings = |batch: usize| EvalSettings {
+            batch: 2 * batch,
+            size,
+            rect: true,
+            workers: threads,
+            single_cls,
+            nms: EvalSettings::nms(VAL_CONF, VAL_IOU, VAL_MAX_DET, single_cls),
+            keep_pictures: false,
+        };
+        let validation_plan = |evaluator: &Evaluator, batch: usize| match &val_samples {
+            Some(val) => evaluator.largest_plan(val, &settings(batch)),
+            None => Ok(None),
+        };
+        let mut room = Room::new(options.memory_available, &device)?;
+        let batch = match options.batch_size {
+            setup::AUTO_BATCH => {
+                let footprint = |batch: usize| {
+                    let planned = validation_plan(&evaluator, batch)?;
+                    Ok(Footprint::of_training(&compile(batch, recompute)?, planned.as_ref()))
+                };
+                room.largest_batch(samples.len(), &device, &footprint, observer)?
+            }
+            asked => setup::batch_of(asked, samples.len(), observer),
+        };
+        let chosen = if options.batch_size == setup::AUTO_BATCH { batch as i64 } else { options.batch_size };
+        let options = TrainOptions { batch_size: chosen, ..options };
         let work = WorkSettings {
             samples: Arc::clone(&samples),
             config,
@@ -179,44 +217,14 @@ impl Run {
             multi_scale: options.multi_scale,
             weights: None,
         };
-        let (smallest_side, largest_side) = work.sides();
         let schedule = setup::schedule(&options, &hyp, work.batches(), batch, observer);
         if let Some((_, saved)) = &resumed {
             let mut before = schedule.clone();
             before.epochs = saved.state.options.epochs;
             new_length::tell(&before, &schedule, saved.state.epoch, options.close_mosaic, observer);
         }
-        let recompute = options.memory_budget.map_or(Recompute::Level(Level::KeepAll), Recompute::Budget);
-        let loss = loss_config(&model, &hyp);
-        // Smoothing is for learning: the validation loss keeps the labels as they are.
-        let smoothed = LossConfig { label_smoothing: hyp.label_smoothing, ..loss.clone() };
-        let precision = device.precision(Purpose::Training);
-        let graph = GraphSettings { precision, loss: Some(smoothed), decode: false, training: None };
-        let compile = |images: usize, recompute: Recompute| {
-            let boxes = work::max_boxes(&samples, &config, options.rect, images);
-            let training = Some(TrainingSettings { frozen: frozen.clone(), recompute });
-            let graph = GraphSettings { training, ..graph.clone() };
-            let shape = InputShape { images, height: largest_side, width: largest_side };
-            StepPlan::compile(device.clone(), Arc::clone(&model), graph, shape, boxes, options.optimizer)
-        };
-        let threads = image_set::threads(options.workers, &device, observer);
-        let mut evaluator = Evaluator::new(device.clone(), Arc::clone(&model), Some(loss));
-        let settings = |batch: usize| EvalSettings {
-            batch: 2 * batch,
-            size,
-            rect: true,
-            workers: threads,
-            single_cls: options.single_cls,
-            nms: EvalSettings::nms(VAL_CONF, VAL_IOU, VAL_MAX_DET, options.single_cls),
-            keep_pictures: false,
-        };
-        let validation_plan = |evaluator: &Evaluator, batch: usize| match &val_samples {
-            Some(val) => evaluator.largest_plan(val, &settings(batch)),
-            None => Ok(None),
-        };
         let mut step = compile(batch, recompute)?;
         let planned = validation_plan(&evaluator, batch)?;
-        let mut room = Room::new(options.memory_available, &device)?;
         if options.memory_budget.is_none() {
             let footprint = Footprint::of_training(&step, planned.as_ref());
             if let Some(smaller) = room.squeeze(&footprint, &step, &|r| compile(batch, r), observer)? {

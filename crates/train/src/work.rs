@@ -37,9 +37,16 @@ pub(crate) fn max_boxes(samples: &[Sample], config: &AugmentConfig, rect: bool, 
         (false, false) => 4,
         (false, true) => 8,
     };
-    let pasted = if pictures > 1 { 1.0 + config.copy_paste } else { 1.0 };
-    // Four boxes more for the rounding of each mosaic's pastes.
-    batch * ((most * pictures) as f64 * pasted).ceil() as usize + 4 * batch
+    plan::graphs::most_boxes(most, pictures, config.copy_paste, batch)
+}
+
+/// Sides of the network input that batches can have, the smallest and the largest.
+pub(crate) fn sides(size: usize, stride: usize, multi_scale: bool) -> (usize, usize) {
+    if !multi_scale {
+        return (size, size);
+    }
+    let (low, high) = multi_scale::range(size as u32, stride as u32);
+    (low as usize, high as usize)
 }
 
 /// Settings of all epochs.
@@ -65,15 +72,6 @@ impl WorkSettings {
     /// Batches of an epoch; the last may be short.
     pub fn batches(&self) -> usize {
         self.samples.len().div_ceil(self.batch.max(1))
-    }
-
-    /// Sides of the network input that batches can have, the smallest and the largest.
-    pub fn sides(&self) -> (usize, usize) {
-        if !self.multi_scale {
-            return (self.size, self.size);
-        }
-        let (low, high) = multi_scale::range(self.size as u32, self.stride as u32);
-        (low as usize, high as usize)
     }
 
     /// The same with images drawn by their classes, of which there are `classes`: the rarer a class and the smaller its

@@ -199,7 +199,7 @@ fn options_that_cannot_be_obeyed_are_refused_by_name() {
         assert!(error.to_string().starts_with(&format!("--{flag}: ")), "{error}");
     };
     refuse(TrainOptions { epochs: 0, ..base.clone() }, "epochs");
-    refuse(TrainOptions { batch_size: -1, ..base.clone() }, "batch");
+    refuse(TrainOptions { batch_size: -2, ..base.clone() }, "batch");
     refuse(TrainOptions { batch_size: 0, ..base.clone() }, "batch");
     refuse(TrainOptions { image_weights: true, rect: true, ..base.clone() }, "image-weights");
     refuse(TrainOptions { cos_lr: true, fixed_lr: true, ..base.clone() }, "cos-lr");

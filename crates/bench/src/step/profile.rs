@@ -1,6 +1,7 @@
 //! Times of single ops, summed up: by op and shape, and by kind.
 
 use cuda::{OpTime, Peaks};
+use plan::speed::Kind;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -50,21 +51,6 @@ pub struct Profile {
     pub rows: Vec<OpRow>,
 }
 
-/// What an op belongs to in the totals.
-fn kind(op: &str) -> &'static str {
-    match op {
-        "Conv2d" => "convolution, forward",
-        "ConvDataGrad" => "convolution, data gradient",
-        "ConvWeightGrad" => "convolution, weight gradient",
-        "BnStats" | "BnApply" | "RunningStats" => "batch norm, forward",
-        "BnReduce" | "BnBackward" => "batch norm, backward",
-        "MaxPool" | "MaxPoolGrad" | "AvgPool" | "AvgPoolGrad" => "pools",
-        "Resize" | "ResizeGrad" => "resizing",
-        "External" => "loss",
-        _ => "sums, copies, fills",
-    }
-}
-
 impl Profile {
     /// Sums up the times of single ops.
     pub fn of(times: &[OpTime], peaks: &Peaks) -> Self {
@@ -90,7 +76,7 @@ impl Profile {
             row.lost_ms += time.lost_ms;
             row.gflop += 1e-9 * time.flops;
             row.megabytes += 1e-6 * time.bytes;
-            let kind = kind(time.op);
+            let kind = Kind::of(time.op).name();
             let sum = kinds.entry(kind).or_insert(KindTime { kind, count: 0, ms: 0.0, bound_ms: 0.0, lost_ms: 0.0 });
             sum.count += 1;
             sum.ms += time.ms;

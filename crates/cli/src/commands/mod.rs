@@ -6,6 +6,7 @@ pub mod demo;
 pub mod detect;
 pub mod env;
 pub mod info;
+pub mod plan;
 pub mod selftest;
 pub mod train;
 pub mod val;
@@ -27,6 +28,7 @@ pub fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Detect(args) => detect::run(*args),
         Command::ConvertWeights(args) => convert_weights::run(args),
         Command::Info(args) => info::run(&args),
+        Command::Plan(args) => plan::run(args),
         Command::Demo(args) => demo::run(&args),
         Command::Env => env::run(),
         Command::Selftest(args) => selftest::run(args),

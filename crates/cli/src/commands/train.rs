@@ -35,12 +35,13 @@ pub struct TrainArgs {
     /// Epochs in all
     #[arg(long, value_name = "N", default_value_t = 100, help_heading = "Training")]
     epochs: usize,
-    /// Images a step
+    /// Images a step; auto (or -1) takes the largest batch that fits, by the plan and what is free
     #[arg(
         long,
         visible_alias = "batch",
-        value_name = "N",
-        default_value_t = 16,
+        value_name = "N|auto",
+        default_value = "16",
+        value_parser = values::batch,
         allow_negative_numbers = true,
         help_heading = "Training"
     )]
@@ -143,7 +144,7 @@ pub struct TrainArgs {
     reference: ReferenceFlags<NotHere>,
 }
 
-fn optimizers() -> impl TypedValueParser<Value = Optimizer> {
+pub(super) fn optimizers() -> impl TypedValueParser<Value = Optimizer> {
     const ALL: [Optimizer; 4] = [Optimizer::Sgd, Optimizer::Adam, Optimizer::AdamW, Optimizer::Lion];
     PossibleValuesParser::new(ALL.map(Optimizer::name))
         .map(|typed| ALL.into_iter().find(|o| o.name().eq_ignore_ascii_case(&typed)).unwrap_or_default())

@@ -49,6 +49,17 @@ pub fn bytes(text: &str) -> Result<u64, String> {
     if value < 1.0 || value > i64::MAX as f64 { Err(format!("{text} is out of range")) } else { Ok(value as u64) }
 }
 
+/// Images a step, where `auto` is -1.
+///
+/// # Errors
+/// A sentence about what is wrong.
+pub fn batch(text: &str) -> Result<i64, String> {
+    match text.trim() {
+        "auto" => Ok(-1),
+        number => number.parse().map_err(|_| format!("'{text}' is neither a number nor auto")),
+    }
+}
+
 /// A path as it can be pasted into a shell.
 pub fn quoted(path: &Path) -> String {
     let text = path.display().to_string();

@@ -76,3 +76,8 @@ fn selftest() {
 fn bench_step() {
     insta::assert_snapshot!(help(&["bench", "step", "--help"]));
 }
+
+#[test]
+fn plan() {
+    insta::assert_snapshot!(help(&["plan", "--help"]));
+}

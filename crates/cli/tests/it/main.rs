@@ -7,6 +7,7 @@ mod harness;
 mod help;
 mod info;
 mod machine;
+mod plan;
 #[cfg(unix)]
 mod signals;
 mod train;

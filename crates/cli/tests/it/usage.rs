@@ -114,7 +114,7 @@ fn options_out_of_range_are_wrong_usage() {
     for more in [
         ["--epochs", "0"],
         ["--batch", "0"],
-        ["--batch-size", "-1"],
+        ["--batch-size", "-2"],
         ["--img", "0"],
         ["--freeze", "999"],
         ["--label-smoothing", "1"],

@@ -111,7 +111,7 @@ pub fn largest<E>(
             }
             (_, Some(Line { fixed, slope, sure })) if slope > 0.0 => {
                 let (room, fixed) = (room as f64, fixed.min(room as f64));
-                let guess = floor((((room - fixed) / slope).max(1.0)).min(1e9) as usize);
+                let guess = floor(((room - fixed) / slope).clamp(1.0, 1e9) as usize);
                 // One more of what fits needs no look where the line leaves no doubt.
                 if let Some((low, bytes)) = low
                     && sure

@@ -115,7 +115,7 @@ fn merge(
         let asked = if given.is_empty() { default.get(key) != Some(value) } else { given.contains(key) };
         let old = merged.get(key).cloned().unwrap_or(Value::Null);
         // A run keeps the batch that it chose itself.
-        let keeps = key == "batch_size" && *value == Value::from(AUTO_BATCH);
+        let keeps = key == "batch_size" && value.as_i64() == Some(AUTO_BATCH);
         if !asked || old == *value || key == "resume" || keeps {
             continue;
         }

@@ -10,7 +10,7 @@ use crate::inputs;
 use crate::regions::{operand_bytes, region_bytes};
 use graph::{Plan, Region, StateSpec};
 
-/// Allowed for a context: the driver's own, and room for kernels' stacks. Free memory that the driver reports once the card
+/// Allowed for a context: the driver's own, and room for kernels' stacks. An estimate. Free memory that the driver reports once the card
 /// is open is without it.
 pub const CONTEXT_BYTES: u64 = 640 << 20;
 /// Allowed for what CUDA graphs take, and code that libraries load when they first run: about twice what was seen.

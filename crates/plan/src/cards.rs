@@ -1,4 +1,5 @@
-//! NVIDIA cards from 8 to 192 GB: their memory and rates, as data sheets and drivers state them.
+//! NVIDIA cards from 8 to 192 GB: their memory and rates, as data sheets and drivers state them. None of it is measured
+//! here.
 
 /// A card's memory and rates.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -51,11 +51,6 @@ impl Cover {
         Self::new(pixels, channels, 8, |_| 2)
     }
 
-    /// [`Self::neighbours`] with one pixel a thread.
-    pub fn columns(pixels: usize, channels: usize) -> Self {
-        Self::new(pixels, channels, 8, |_| 1)
-    }
-
     /// For sums over the pixels: a bounded number of chunks.
     pub fn reduction(pixels: usize, channels: usize) -> Self {
         Self::new(pixels, channels, THREADS, |rows| pixels.div_ceil(rows * MOST_CHUNKS).max(8))
@@ -140,7 +135,6 @@ mod tests {
                     Cover::pointwise(pixels, channels),
                     Cover::constants(pixels, channels),
                     Cover::neighbours(pixels, channels),
-                    Cover::columns(pixels, channels),
                     Cover::reduction(pixels, channels),
                 ] {
                     let t = cover.tiling;

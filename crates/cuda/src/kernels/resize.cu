@@ -1,7 +1,8 @@
 // Nearest-neighbour resizing, source = floor(target * in / out), and its gradient: the sum of dy over the pixels that
 // took an input's value, in row-major order.
 //
-// Writes y, reads x (cached where it is smaller): 64x40x40x256 to 80x80 in bf16 is 52 + 210 MB, 55 us at 4.8 TB/s.
+// Writes y, reads x (cached where it is smaller): 64x40x40x256 to 80x80 in bf16 is 52 + 210 MB, 62 us at 4.2 TB/s, the
+// rate of a copy. Measured on an H200, 2026-11-30: 71 us, the gradient 74 us.
 
 struct ResizeArgs {
     View x, y; // the gradient: dy, dx

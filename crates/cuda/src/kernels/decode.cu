@@ -77,7 +77,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) decode(DecodeArgs a) {
     end_group();
 
     // Four classes a thread. Class maps are aligned and their physical channels end at a multiple of eight.
-    u32 fours = (a.classes + 3) / 4, across = min(max(fours, 1u), THREADS), rows = THREADS / across, first = thread / across;
+    u32 fours = (a.classes + 3) / 4, across = min(max(fours, 1u), THREADS);
+    u32 rows = THREADS / across, first = thread / across;
     bool aligned = a.pitch % 4 == 0 && a.out % 16 == 0;
     const float* classes = reinterpret_cast<const float*>(level.classes) + cell * level.classes_pitch;
     for (u32 k = (thread - first * across) * 4; k < a.classes && first < rows; k += across * 4) {

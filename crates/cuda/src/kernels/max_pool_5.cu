@@ -5,13 +5,14 @@
 // of both signs the maximum is +0.
 //
 // The gradient goes to the first row that has the window's maximum, and in that row to the first column that has the
-// row's: the first maximum in row-major order. So it is handed on twice along a line, and summed in float32 in the
-// order of the windows each time: dy from the windows of a column to rows, then those sums from a row to columns. A tile
-// with NaN, or with a window that has nothing above minus infinity, goes the slow way, window by window.
+// row's: the first maximum in row-major order. So it is handed on twice along a line: dy from the windows of a column
+// to rows, then those sums from the windows of a row to columns. Sums are float32 in an order of their own, the same on
+// every card. A tile with NaN, or where everything in reach of a window is minus infinity, goes the slow way, window by
+// window.
 //
 // The forward pass reads x, writes y: 64x20x20x256 in bf16 is 26 MB, 6.2 us at 4.2 TB/s, the rate of a copy; the
-// gradient reads x and dy, writes dx: 39 MB, 9.4 us. Of 64x40x40x512, 210 MB and 315 MB: 50 us and 75 us. Measured on an
-// H200, 2026-11-30, before the rewrite in this form, 64x20x20x256: 30 us and 100 us.
+// gradient reads x and dy, writes dx: 39 MB, 9.4 us. Of 64x40x40x512, 210 MB and 315 MB: 50 us and 75 us. Measured on
+// an H200, 2026-11-30, before the rewrite in this form, 64x20x20x256: 30 us and 100 us.
 
 struct Pool5Args {
     View x, y; // the gradient: y is dy
@@ -70,16 +71,17 @@ template <u32 WORDS> struct Room {
         u32 across = u32(right - left) * FOURS, rows = blockDim.x / across;
         u32 row = threadIdx.x / across, i = threadIdx.x - row * across, word = i % FOURS * 4;
         if (row >= rows || word >= t.words) return;
-        int x = left + int(i / FOURS);
-        bool inside = x >= 0 && x < int(v.w);
-        for (int y = top + int(row); y < bottom; y += int(rows)) {
-            uint4* to = reinterpret_cast<uint4*>(pixel(y, x) + word);
-            if (inside && y < int(v.h)) {
-                copy_async(to, words_at<T>(v, t, y, x) + word);
-            } else {
-                *to = make_uint4(outside, outside, outside, outside);
-            }
-        }
+        int x = left + int(i / FOURS), y = top + int(row);
+        // Of the picture, then below it.
+        int picture = x >= 0 && x < int(v.w) ? min(bottom, int(v.h)) : top;
+        u32* to = pixel(y, x) + word;
+        u64 from = reinterpret_cast<u64>(words_at<T>(v, t, y, x) + word);
+        u64 step = u64(rows * v.w) * v.pitch * sizeof(T);
+#pragma unroll 4
+        for (; y < picture; y += int(rows), to += rows * pitch * WORDS, from += step)
+            copy_async(reinterpret_cast<uint4*>(to), reinterpret_cast<const void*>(from));
+        for (; y < bottom; y += int(rows), to += rows * pitch * WORDS)
+            *reinterpret_cast<uint4*>(to) = make_uint4(outside, outside, outside, outside);
     }
 };
 // What threads have requested, for all of the block.
@@ -202,85 +204,107 @@ template <typename T> __device__ __forceinline__ void max_pool_5(const Pool5Args
     }
 }
 
-// Moves `d` to `sum` where a value equals the largest: what is left of `d` is zero there.
-__device__ __forceinline__ void move_equal(float value, float largest, float& sum, float& d) {
+// Of two runs of values, the first has a window's first maximum where its own maximum is not below that of the second:
+// there it gets what the window has, and nothing of it is left.
+__device__ __forceinline__ void hand_on(float first, float second, float& run, float window, float& left) {
     asm("{\n"
         ".reg .pred p;\n"
-        "setp.eq.f32 p, %2, %3;\n"
-        "@p add.f32 %0, %0, %1;\n"
-        "@p mov.f32 %1, 0f00000000;\n"
+        "setp.ge.f32 p, %2, %3;\n"
+        "@p add.f32 %0, %0, %4;\n"
+        "selp.f32 %1, 0f00000000, %4, p;\n"
         "}"
-        : "+f"(sum), "+f"(d)
-        : "f"(value), "f"(largest));
+        : "+f"(run), "=&f"(left)
+        : "f"(first), "f"(second), "f"(window));
 }
-// The same for both values of a word.
-#define MOVE_EQUAL_2(TYPE) \
+// The same for the values of a word.
+#define HAND_ON_2(TYPE) \
     asm("{\n" \
         ".reg .pred p, q;\n" \
-        "setp.eq." TYPE " p|q, %4, %5;\n" \
-        "@p add.f32 %0, %0, %2;\n" \
-        "@q add.f32 %1, %1, %3;\n" \
-        "@p mov.f32 %2, 0f00000000;\n" \
-        "@q mov.f32 %3, 0f00000000;\n" \
+        "setp.ge." TYPE " p|q, %4, %5;\n" \
+        "@p add.f32 %0, %0, %6;\n" \
+        "@q add.f32 %1, %1, %7;\n" \
+        "selp.f32 %2, 0f00000000, %6, p;\n" \
+        "selp.f32 %3, 0f00000000, %7, q;\n" \
         "}" \
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(d[0]), "+f"(d[1]) \
-        : "r"(value), "r"(largest))
-__device__ __forceinline__ void move_equal(fp16, u32 value, u32 largest, float* sum, float* d) {
-    MOVE_EQUAL_2("f16x2");
+        : "+f"(run[0]), "+f"(run[1]), "=&f"(left[0]), "=&f"(left[1]) \
+        : "r"(first), "r"(second), "f"(window[0]), "f"(window[1]))
+__device__ __forceinline__ void hand_on(fp16, u32 first, u32 second, float* run, const float* window, float* left) {
+    HAND_ON_2("f16x2");
 }
-__device__ __forceinline__ void move_equal(bf16, u32 value, u32 largest, float* sum, float* d) {
+__device__ __forceinline__ void hand_on(bf16, u32 first, u32 second, float* run, const float* window, float* left) {
 #if __CUDA_ARCH__ >= 900
-    MOVE_EQUAL_2("bf16x2");
+    HAND_ON_2("bf16x2");
 #else
-    float v[2], most[2];
-    halves(bf16{}, value, v[0], v[1]);
-    halves(bf16{}, largest, most[0], most[1]);
-    move_equal(v[0], most[0], sum[0], d[0]);
-    move_equal(v[1], most[1], sum[1], d[1]);
+    float a[2], b[2];
+    halves(bf16{}, first, a[0], a[1]);
+    halves(bf16{}, second, b[0], b[1]);
+    hand_on(a[0], b[0], run[0], window[0], left[0]);
+    hand_on(a[1], b[1], run[1], window[1], left[1]);
 #endif
 }
-__device__ __forceinline__ void move_equal(float, u32 value, u32 largest, float* sum, float* d) {
-    move_equal(__uint_as_float(value), __uint_as_float(largest), sum[0], d[0]);
+__device__ __forceinline__ void hand_on(float, u32 first, u32 second, float* run, const float* window, float* left) {
+    hand_on(__uint_as_float(first), __uint_as_float(second), run[0], window[0], left[0]);
+}
+template <typename T, int N>
+__device__ __forceinline__ void hand_on(uint2 first, uint2 second, float (&run)[N], const float (&window)[N],
+                                        float (&left)[N]) {
+    hand_on(T{}, first.x, second.x, run, window, left);
+    hand_on(T{}, first.y, second.y, run + N / 2, window + N / 2, left + N / 2);
 }
 
-// Walks along a line of `count` windows of five values each and gives each window's term to the first of its values that
-// is the largest. `value()` is two words of the next value, the first two of which are left out where there are `none`
-// before the first window; `term(d)` sets the next window's terms, and `done(turn, sum)` is called for each value from
-// the first window's first to the last window's middle, with what it has got; turns count from 0 to 4. Returns the
-// smallest of the maxima. Right where there is no NaN, and each window has a value above minus infinity.
+// Walks along a line of `count` windows of five values each and gives each window's term to the first of its values
+// that is the largest. A window hands it to its first or its last three values, these to their first or last two, and
+// these to one: always to the first of both if its maximum is not below the other's.
+//
+// `value()` is two words of the next value; of the four before the first window's last, `none` are not there. `term(d)`
+// sets the next window's terms, and `done(turn, sum)` is called for each value from the first window's first to the
+// last window's middle, with what it has got; turns count from 0 to 4. Returns the smallest maximum of three. Right
+// where there is no NaN, and each window has a value above minus infinity.
 template <typename T, typename Value, typename Term, typename Done>
 __device__ __forceinline__ uint2 walk(int count, int none, Value value, Term term, Done done) {
     using W = Words<T>;
     constexpr u32 N = 2 * W::COUNT;
-    // Value j of window i is in place (i + j) % 5.
-    uint2 v[5], least = make_uint2(W::HIGH, W::HIGH);
-    float sum[5][N];
+    // Value j of window i is in place (i + j) % 5, as are the maximum of it and the next, the maximum of it and its
+    // neighbours, and what windows have left for the last three around it, for it and the next, and for it.
+    uint2 one[5], two[5], three[5];
+    float left3[5][N] = {}, left2[5][N] = {}, left1[5][N] = {};
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        v[j] = j < none ? make_uint2(W::LOW, W::LOW) : value();
-#pragma unroll
-        for (u32 l = 0; l < N; l++) sum[j][l] = 0.0f;
+        one[j] = j < none ? make_uint2(W::LOW, W::LOW) : value();
+        if (j > 0) two[j - 1] = largest<T>(one[j - 1], one[j]);
+        if (j > 1) three[j - 1] = largest<T>(two[j - 2], two[j - 1]);
     }
-    // Turns without windows finish the last values.
-    for (int i = 0; i < count + 2; i += 5) {
+    uint2 least = make_uint2(W::smallest(three[1].x, three[2].x), W::smallest(three[1].y, three[2].y));
+    auto turn = [&](int k, bool window) {
+        int at1 = (k + 1) % 5, at2 = (k + 2) % 5, at3 = (k + 3) % 5, at4 = (k + 4) % 5;
+        float d[N];
+        if (window) {
+            one[at4] = value();
+            two[at3] = largest<T>(one[at3], one[at4]);
+            three[at3] = largest<T>(two[at2], two[at3]);
+            least = make_uint2(W::smallest(least.x, three[at3].x), W::smallest(least.y, three[at3].y));
+            term(d);
+        } else {
+#pragma unroll
+            for (u32 l = 0; l < N; l++) d[l] = 0.0f;
+        }
+        // In turn, what is complete: the sums of three values, of two, and of one.
+        hand_on<T>(three[at1], three[at3], left3[at1], d, left3[at3]);
+        hand_on<T>(two[k], two[at1], left2[k], left3[at1], left2[at1]);
+        hand_on<T>(one[k], one[at1], left1[k], left2[k], left1[at1]);
+        done(k, left1[k]);
+    };
+    int i = 0;
+    for (; i + 5 <= count; i += 5) {
+#pragma unroll
+        for (int k = 0; k < 5; k++) turn(k, true);
+    }
+    // Two turns without windows finish the last values.
+    for (; i < count + 2; i += 5) {
 #pragma unroll
         for (int k = 0; k < 5; k++) {
-            if (i + k < count) {
-                v[(k + 4) % 5] = value();
-                uint2 most = largest<T>(v);
-                least = make_uint2(W::smallest(least.x, most.x), W::smallest(least.y, most.y));
-                float d[N];
-                term(d);
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    float(&to)[N] = sum[(k + j) % 5];
-                    move_equal(T{}, v[(k + j) % 5].x, most.x, to, d);
-                    move_equal(T{}, v[(k + j) % 5].y, most.y, to + N / 2, d + N / 2);
-                }
-#pragma unroll
-                for (u32 l = 0; l < N; l++) sum[(k + 4) % 5][l] = d[l];
-            }
-            done(k, sum[k]);
+            if (i + k >= count + 2) break;
+            turn(k, i + k < count);
         }
     }
     return least;
@@ -371,22 +395,22 @@ template <typename T> __device__ __forceinline__ void max_pool_5_grad(const Pool
 
     // Along the rows.
     u64 row = reinterpret_cast<u64>(words_at<T>(a.dx, t, y, 0) + word);
-    u32 step = a.dx.pitch * sizeof(T);
-    auto dx = [&](int i) { return reinterpret_cast<uint2*>(row + u64(u32(i)) * step); };
+    i64 step = a.dx.pitch * sizeof(T);
+    auto words = [](u64 at) -> uint2& { return *reinterpret_cast<uint2*>(at); };
     if (odd) {
 #pragma unroll 1
         for (int q = t.left; q < t.right; q++) {
             float sum[N] = {};
-            if (a.accumulate) values<T>(*dx(q), sum);
+            if (a.accumulate) values<T>(words(row + q * step), sum);
             add_slowly<T>(a, t, y, q, word, sum);
-            *dx(q) = words_of<T>(sum);
+            words(row + q * step) = words_of<T>(sum);
         }
         return;
     }
     const u32* from = xs.pixel(y, max(xs.left, 0)) + word;
     const u32* line = sums.pixel(y, sums.left) + word;
-    u32 columns = t.right - t.left, added = a.accumulate ? columns : 0;
-    int at = sums.left - 2;
+    int columns = t.right - t.left, column = sums.left - 2 - t.left;
+    u64 to = row + (column + t.left) * step;
     auto value = [&]() {
         uint2 v = *reinterpret_cast<const uint2*>(from);
         from += GRAD_SLICE;
@@ -405,19 +429,20 @@ template <typename T> __device__ __forceinline__ void max_pool_5_grad(const Pool
     };
     // What is added to comes five turns ahead.
     uint2 old[5];
-    auto fetch = [&](int i, int turn) { old[turn] = u32(i - t.left) < added ? *dx(i) : make_uint2(0, 0); };
+    u32 added = a.accumulate ? columns : 0;
 #pragma unroll
-    for (int k = 0; k < 5; k++) fetch(at + k, k);
+    for (int k = 0; k < 5; k++) old[k] = u32(column + k) < added ? words(to + k * step) : make_uint2(0, 0);
     auto done = [&](int turn, float (&sum)[N]) {
         if (added > 0) {
             float before[N];
             values<T>(old[turn], before);
 #pragma unroll
             for (u32 l = 0; l < N; l++) sum[l] += before[l];
-            fetch(at + 5, turn);
+            old[turn] = u32(column + 5) < added ? words(to + 5 * step) : make_uint2(0, 0);
         }
-        if (u32(at - t.left) < columns) *dx(at) = words_of<T>(sum);
-        at++;
+        if (u32(column) < u32(columns)) words(to) = words_of<T>(sum);
+        column++;
+        to += step;
     };
     walk<T>(sums.right - sums.left, max(2 - sums.left, 0), value, term, done);
 }

@@ -84,7 +84,8 @@ impl Cover {
         let (down, across) = (Cut::new(x.h), Cut::new(x.w));
         let words = if gradient { GRAD_SLICE } else { SLICE };
         let slices = (x.c * x.format.bytes()).div_ceil(4 * words);
-        let blocks = x.n * down.tiles * across.tiles * slices;
+        // Pictures without pixels take no block.
+        let blocks = x.n.min(x.pixels()) * down.tiles * across.tiles * slices;
         let (x_room, dy_room, threads) = match gradient {
             // Two threads a column of 16 bytes, each for a part of the rows.
             false => {

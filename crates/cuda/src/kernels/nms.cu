@@ -4,8 +4,9 @@
 // then class: the sort key holds both, so that the order of the list does not matter) and keeps what no better box
 // suppresses. Of more than 30000 candidates the best 30000 enter: their last key is found digit by digit.
 //
-// Reads the predictions once: 64 images of 8400 rows of 84 values are 181 MB, 38 us at 4.8 TB/s; what follows depends
-// on the candidates.
+// Reads the predictions once: 64 images of 8400 rows of 84 values are 181 MB, 43 us at 4.2 TB/s, the rate of a copy;
+// what follows depends on the candidates. Measured on an H200, 2026-11-30, a few thousand candidates an image: 572 us
+// at the thresholds of validation, 358 us at those of detection.
 
 struct NmsArgs {
     u64 predictions; // (images, rows, pitch): centre x, centre y, width, height, scores

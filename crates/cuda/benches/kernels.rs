@@ -486,7 +486,8 @@ fn detections(bench: &mut Bench) -> Result<()> {
                     predictions: at,
                     wanted: None,
                     scratch: room.bytes(Nms::scratch(shape, &config)),
-                    detections: room.bytes(images * config.max_det * 24),
+                    detections: room.bytes(images * config.max_det * 32),
+                    detections_pitch: 8,
                     found: room.bytes(images * 4),
                 };
                 (images * anchors * (4 + nc) * 4, buffers)

@@ -6,7 +6,7 @@ use cuda::{CudaBackend, CudaExecutor, CudaOptions, Engine, Gpu};
 use detect::FixedAssignment;
 use detect::external::DetectionLoss;
 use graph::{Backend, Executor, Level, OptimizerKind, Precision, Recompute, Region, StateSpec};
-use parity::{Device, Packed, Step, filled, forward, load, pictures, training};
+use parity::{Device, Packed, Step, detections, filled, forward, load, pictures, training};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -81,6 +81,7 @@ macro_rules! on_the_card {
 on_the_card! {
     predictions_of_every_model_agree: forward::predictions_of_every_model_agree,
     training_mode_head_maps_agree: forward::training_mode_head_maps_agree,
+    detections_are_those_of_the_predictions: detections::detections_are_those_of_the_predictions,
     losses_and_gradients_agree: training::losses_and_gradients_agree,
     gradients_with_the_recorded_assignment_agree: |card: &Card| {
         training::gradients_with_the_recorded_assignment_agree(|fixed| Assigned(card.clone(), fixed))

@@ -191,7 +191,7 @@ impl Run {
         // Smoothing is for learning: the validation loss keeps the labels as they are.
         let smoothed = LossConfig { label_smoothing: hyp.label_smoothing, ..loss.clone() };
         let precision = device.precision(Purpose::Training);
-        let graph = GraphSettings { precision, loss: Some(smoothed), decode: false, training: None };
+        let graph = GraphSettings { precision, loss: Some(smoothed), decode: None, training: None };
         let compile = |images: usize, recompute: Recompute| {
             let boxes = work::max_boxes(&samples, &config, options.rect, images);
             let training = Some(TrainingSettings { frozen: frozen.clone(), recompute });

@@ -41,7 +41,7 @@ pub use copy::Copy;
 pub use decode::{Decode, DecodeLevel};
 pub use fill::Fill;
 pub use max_pool::MaxPool;
-pub use nms::{Nms, NmsBuffers, Predictions, RawDetection};
+pub use nms::{Nms, NmsBuffers, Predictions};
 pub use normalize::Normalize;
 pub use resize::Resize;
 pub use running_stats::{RunningEntry, RunningStats};

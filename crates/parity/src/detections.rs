@@ -111,8 +111,11 @@ pub fn detections_are_those_of_the_predictions<D: Device>(device: &D) {
         assert!(want.iter().all(|image| some != image.is_empty() && image.len() < candidates), "{config:?}");
         assert_eq!(readable.detections(), want, "{config:?}");
         let mut usual = Detector::new(device, CASE, Some(config.clone()));
-        usual.run();
-        assert_eq!(usual.detections(), want, "{config:?}: the predictions are no output");
+        // A device may record what it launches in one run and repeat it in later ones.
+        for run in 1..=3 {
+            usual.run();
+            assert_eq!(usual.detections(), want, "{config:?}, run {run}: the predictions are no output");
+        }
 
         let [rows, found] = usual.outputs();
         let each = rows.len() / found.len();

@@ -25,6 +25,7 @@ mod pinned;
 mod profile;
 mod regions;
 mod transfer;
+mod upload_rate;
 mod view;
 
 pub use backend::CudaBackend;
@@ -33,4 +34,5 @@ pub use engine::Engine;
 pub use error::{CudaError, Result};
 pub use executor::{CudaExecutor, CudaOptions};
 pub use profile::{OpTime, Peaks};
+pub use upload_rate::upload_seconds;
 pub use view::{Format, View};

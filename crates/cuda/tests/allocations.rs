@@ -32,7 +32,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-const BF16: CudaOptions = CudaOptions { precision: Precision::BF16, tf32: false, tune: false };
+const BF16: CudaOptions = CudaOptions { precision: Precision::BF16, tf32: false, tune: false, capture: false };
 
 /// A card in bf16.
 struct Card(Rc<Engine>);

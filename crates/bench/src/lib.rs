@@ -6,6 +6,7 @@ pub mod environment;
 mod error;
 mod external;
 mod graphs;
+mod json;
 pub mod loading;
 pub mod selftest;
 pub mod step;
@@ -13,3 +14,5 @@ mod target;
 
 pub use error::BenchError;
 pub use target::{Numbers, Target};
+
+use json::write_json;

@@ -6,7 +6,7 @@
 mod stages;
 mod upload;
 
-use crate::BenchError;
+use crate::{BenchError, write_json};
 use data::{Dataset, Sample, ScanOptions, Split};
 use serde::Serialize;
 use stages::Bench;
@@ -124,9 +124,7 @@ impl LoadingReport {
     /// # Errors
     /// What the system says of the file.
     pub fn write(&self, path: &Path) -> Result<(), BenchError> {
-        let mut text = serde_json::to_string_pretty(self)?;
-        text.push('\n');
-        Ok(files::write_bytes_atomic(path, text.as_bytes())?)
+        write_json(path, self)
     }
 }
 

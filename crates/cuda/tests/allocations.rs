@@ -1,11 +1,12 @@
 //! Running a prepared plan allocates nothing on the host. Needs a GPU; without one the test says so and is skipped.
 
-use cuda::{CudaBackend, CudaExecutor, CudaOptions, Engine, Gpu};
-use graph::{Backend, Executor, OptimizerKind, Precision, StateSpec};
-use parity::{Device, Packed, Step, filled, load, pictures};
+mod card;
+
+use card::Card;
+use graph::{Executor, OptimizerKind, Precision};
+use parity::{Packed, Step, filled, load, pictures};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
-use std::rc::Rc;
 
 struct Counting;
 
@@ -32,36 +33,12 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-const BF16: CudaOptions = CudaOptions { precision: Precision::BF16, tf32: false, tune: false, capture: false };
-
-/// A card in bf16.
-struct Card(Rc<Engine>);
-
-impl Device for Card {
-    type Executor = CudaExecutor;
-
-    fn backend(&self) -> Box<dyn Backend> {
-        Box::new(CudaBackend::new(BF16))
-    }
-
-    fn precision(&self) -> Precision {
-        BF16.precision
-    }
-
-    fn executor(&self, spec: StateSpec) -> CudaExecutor {
-        CudaExecutor::new(&self.0, spec, BF16).expect("an executor")
-    }
-}
-
 #[test]
 fn a_prepared_step_allocates_nothing_on_the_host() {
-    let engine = match Gpu::open(0).and_then(|gpu| Engine::new(&gpu)) {
-        Ok(engine) => engine,
-        Err(missing) => return eprintln!("skipped: {missing}"),
-    };
+    let Some(card) = Card::open(Precision::BF16, false) else { return };
     let case = "yolov9-cmicro-nc5";
     let model = load(case);
-    let mut step = Step::on(Card(engine), &model, &filled(&model, case), [2, 64, 64], OptimizerKind::Sgd, false);
+    let mut step = Step::on(card, &model, &filled(&model, case), [2, 64, 64], OptimizerKind::Sgd, false);
     let rows = [[0.0, 1.0, 0.4, 0.5, 0.3, 0.4]];
     step.upload(&pictures("train", 2, 64, 64), &Packed::of(rows.as_flattened(), 2));
     // What is kept for later runs is made in the first ones.

@@ -331,7 +331,7 @@ pub(crate) fn threads(workers: Workers, device: &Device, observer: &mut dyn Obse
 /// Threads and depth for `workers` threads, at most as many as the machine has.
 pub(crate) fn loader_options(workers: usize) -> LoaderOptions {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    LoaderOptions { threads: workers.clamp(1, cores), prefetch: 3 }
+    LoaderOptions { threads: workers.clamp(1, cores), prefetch: LoaderOptions::PREFETCH }
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use crate::work::{self, Failure, Work, WorkSettings};
 use crate::{
     Cache, Observer, Partners, Progress, TrainError, TrainOptions, TrainProgress, leftovers, new_length, pictures,
 };
-use data::{Batch, ImagePool, Loader, Split};
+use data::{Batch, ImagePool, Loader, LoaderOptions, Split};
 use detect::LossConfig;
 use graph::{Level, Recompute};
 use model::{Model, NamedTensors};
@@ -244,7 +244,7 @@ impl Run {
             Partners::Window(images) => Some(images),
             Partners::Fresh => Some(samples.len()),
         };
-        let wish = CacheWish { cache: options.cache, partners, on_the_way: batch * loader_options(1).prefetch };
+        let wish = CacheWish { cache: options.cache, partners, on_the_way: batch * LoaderOptions::PREFETCH };
         let disk = match options.cache {
             Cache::Disk => Some(image_set::PictureFolder::of(&dataset, options.picture_folder.clone())?),
             _ => None,

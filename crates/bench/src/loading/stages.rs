@@ -19,8 +19,6 @@ use std::time::Instant;
 /// Largest window of mosaic partners: that of training, and bytes of its pictures.
 const WINDOW: usize = 1024;
 const WINDOW_BYTES: u64 = 1 << 30;
-/// Batches in the making at a time, as in training.
-const PREFETCH: usize = 3;
 
 /// The set and how it is loaded.
 pub(super) struct Bench<'a> {
@@ -38,6 +36,12 @@ impl<'a> Bench<'a> {
         let (n, count) = (samples.len(), samples.len().min(SAMPLE));
         let spread = (0..count).map(|i| i * n / count).collect();
         Ok(Self { samples, options, cores, size, spread })
+    }
+
+    /// Those of the spread that are decoded.
+    fn decoded(&self) -> impl Iterator<Item = usize> {
+        let step = self.spread.len().div_ceil(DECODED).max(1);
+        self.spread.iter().copied().step_by(step)
     }
 
     fn path(&self, id: usize) -> &Path {
@@ -68,9 +72,8 @@ impl<'a> Bench<'a> {
 
     /// Decodes from memory, on one thread and on all, and gives the pictures.
     pub fn decode(&self, stages: &mut Vec<StageTime>) -> Result<Vec<Picture>, BenchError> {
-        let step = self.spread.len().div_ceil(DECODED).max(1);
-        let ids: Vec<usize> = self.spread.iter().copied().step_by(step).collect();
-        let files = ids.iter().map(|&id| Ok((id, read_file(self.path(id))?))).collect::<Result<Vec<_>, DataError>>()?;
+        let file = |id: usize| Ok((id, read_file(self.path(id))?));
+        let files = self.decoded().map(file).collect::<Result<Vec<_>, DataError>>()?;
         let bytes = files.iter().map(|f| f.1.len() as u64).sum();
         let limits = ImageLimits::default();
         let mut pictures = Vec::new();
@@ -107,8 +110,7 @@ impl<'a> Bench<'a> {
         };
         let pictures: Vec<Arc<Picture>> = pictures.into_iter().map(fitted).collect();
         // A set of its own, with the labels of the pictures' places in the spread.
-        let step = self.spread.len().div_ceil(DECODED).max(1);
-        let samples: Vec<Sample> = self.spread.iter().step_by(step).map(|&id| self.samples[id].clone()).collect();
+        let samples: Vec<Sample> = self.decoded().map(|id| self.samples[id].clone()).collect();
         let count = samples.len();
         let maker = self.maker(Arc::new(samples), Partners::WholeSet, Arc::new((0..count).collect()), 0)?;
         let pixels = self.options.imgsz * self.options.imgsz * 3;
@@ -130,7 +132,8 @@ impl<'a> Bench<'a> {
         let (n, batch) = (self.samples.len(), self.options.batch);
         let mean = self.samples.iter().map(|s| ImagePool::picture_bytes(s, self.size)).sum::<u64>() / n as u64;
         let window = (n / 2).min(WINDOW).min((WINDOW_BYTES / mean.max(1)) as usize).max(1);
-        let kept = CacheMode::Recent { bytes: (window + PREFETCH * batch).min(n.div_ceil(2)) as u64 * mean };
+        let kept =
+            CacheMode::Recent { bytes: (window + LoaderOptions::PREFETCH * batch).min(n.div_ceil(2)) as u64 * mean };
         let limits = ImageLimits::default();
         let pool = Arc::new(ImagePool::new(Arc::clone(&self.samples), self.size, Purpose::Train, kept, limits));
         let order = Arc::new(epoch_order(self.options.seed, 0, n));
@@ -149,7 +152,8 @@ impl<'a> Bench<'a> {
             let positions = makers.map_while(Result::ok).flat_map(|maker| (0..n).map(move |at| (maker.clone(), at)));
             let mut tasks = positions.skip(next % n).map(|(maker, position)| Task::Draw { maker, position });
             let work = std::iter::from_fn(|| Some(tasks.by_ref().take(batch).collect()));
-            let mut loader = Loader::new(Arc::clone(&pool), work, LoaderOptions { threads, prefetch: PREFETCH })?;
+            let mut loader =
+                Loader::new(Arc::clone(&pool), work, LoaderOptions { threads, prefetch: LoaderOptions::PREFETCH })?;
             // The first batches are made from a standing start.
             loader.next().transpose()?;
             let (start, mut images, mut bytes, mut batches) = (Instant::now(), 0, 0, 0);
@@ -162,7 +166,7 @@ impl<'a> Bench<'a> {
             let seconds = start.elapsed().as_secs_f64();
             stages.push(StageTime::new("loader", threads, images, bytes, seconds));
             drop(loader);
-            next += (batches + 1 + PREFETCH) * batch;
+            next += (batches + 1 + LoaderOptions::PREFETCH) * batch;
         }
         Ok(())
     }

@@ -94,32 +94,22 @@ __device__ __forceinline__ void wait_for_all() {
 // Values of a word: their number, minus and plus infinity, and the largest and smallest of two words. NaN wins, and -0
 // is below +0.
 template <typename T> struct Words;
-template <> struct Words<bf16> {
-    static constexpr u32 COUNT = 2, LOW = 0xFF80FF80u, HIGH = 0x7F807F80u;
-    static __device__ __forceinline__ u32 largest(u32 a, u32 b) {
-        u32 r;
-        asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
-        return r;
+#define WORDS_OF_HALVES(HALF, TYPE, MINUS_INFINITY, PLUS_INFINITY) \
+    template <> struct Words<HALF> { \
+        static constexpr u32 COUNT = 2, LOW = MINUS_INFINITY, HIGH = PLUS_INFINITY; \
+        static __device__ __forceinline__ u32 largest(u32 a, u32 b) { \
+            u32 r; \
+            asm("max.NaN." TYPE " %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b)); \
+            return r; \
+        } \
+        static __device__ __forceinline__ u32 smallest(u32 a, u32 b) { \
+            u32 r; \
+            asm("min.NaN." TYPE " %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b)); \
+            return r; \
+        } \
     }
-    static __device__ __forceinline__ u32 smallest(u32 a, u32 b) {
-        u32 r;
-        asm("min.NaN.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
-        return r;
-    }
-};
-template <> struct Words<fp16> {
-    static constexpr u32 COUNT = 2, LOW = 0xFC00FC00u, HIGH = 0x7C007C00u;
-    static __device__ __forceinline__ u32 largest(u32 a, u32 b) {
-        u32 r;
-        asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
-        return r;
-    }
-    static __device__ __forceinline__ u32 smallest(u32 a, u32 b) {
-        u32 r;
-        asm("min.NaN.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
-        return r;
-    }
-};
+WORDS_OF_HALVES(bf16, "bf16x2", 0xFF80FF80u, 0x7F807F80u);
+WORDS_OF_HALVES(fp16, "f16x2", 0xFC00FC00u, 0x7C007C00u);
 template <> struct Words<float> {
     static constexpr u32 COUNT = 1, LOW = 0xFF800000u, HIGH = 0x7F800000u;
     static __device__ __forceinline__ u32 largest(u32 a, u32 b) {

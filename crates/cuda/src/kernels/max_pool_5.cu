@@ -12,7 +12,7 @@
 //
 // The forward pass reads x, writes y: 64x20x20x256 in bf16 is 26 MB, 6.2 us at 4.2 TB/s, the rate of a copy; the
 // gradient reads x and dy, writes dx: 39 MB, 9.4 us. Of 64x40x40x512, 210 MB and 315 MB: 50 us and 75 us. Measured on
-// an H200, 2026-11-30, before the rewrite in this form, 64x20x20x256: 30 us and 100 us.
+// an H200, 2026-12-01: 12.7 us and 29.1 us; of the larger one 61 us and 171 us.
 
 struct Pool5Args {
     View x, y; // the gradient: y is dy

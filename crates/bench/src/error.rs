@@ -12,6 +12,10 @@ pub enum BenchError {
     Numbers { card: String, numbers: &'static str },
     #[error("single ops are timed on a card only")]
     ProfileOnCpu,
+    #[error("cannot start {threads} threads: {reason}")]
+    Threads { threads: usize, reason: String },
+    #[error(transparent)]
+    Data(#[from] data::DataError),
     #[error(transparent)]
     Cuda(#[from] cuda::CudaError),
     #[error(transparent)]
@@ -48,6 +52,8 @@ impl BenchError {
             Self::Cuda(cuda::CudaError::Memory { .. }) | Self::Exec(graph::ExecError::Memory { .. }) => {
                 "a smaller --batch or --img needs less memory"
             }
+            Self::Threads { .. } => "fewer --workers",
+            Self::Data(error) => return error.hint(),
             Self::ProfileOnCpu => "leave --profile out, or run on a card",
             _ => return None,
         };

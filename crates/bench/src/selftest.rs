@@ -7,6 +7,7 @@
 mod cases;
 mod commits;
 mod compare;
+mod detections;
 mod models;
 mod net;
 mod ops;
@@ -91,6 +92,8 @@ fn parts() -> Vec<Part> {
         let name = case.name.clone();
         parts.push(Part { name, run: Box::new(move |t, n, seed| Ok(vec![ops::run(&case, t, n, seed)?])) });
     }
+    let nms = |t: &Target, n, seed| Ok(vec![detections::run(t, n, seed)?]);
+    parts.push(Part { name: detections::NAME.to_owned(), run: Box::new(nms) });
     parts.push(Part { name: ops::NOT_A_NUMBER.to_owned(), run: Box::new(|t, n, s| Ok(vec![ops::guard(t, n, s)?])) });
     for (kind, name) in commits::KINDS {
         let run = move |t: &Target, n: Numbers, seed: u64| Ok(vec![commits::run(kind, name, t, n, seed)?]);
@@ -145,8 +148,8 @@ mod tests {
 
     #[test]
     fn float32_on_the_processor_is_within_the_bounds() {
-        for part in ["batch norm and SiLU", "channel ranges", "detection loss", "commits", "changes nothing", "gelan-t"]
-        {
+        let parts = ["batch norm and SiLU", "channel ranges", "detection loss", "suppression", "commits"];
+        for part in parts.into_iter().chain(["changes nothing", "gelan-t"]) {
             let rows = on_the_cpu(part);
             assert!(!rows.is_empty() && rows.iter().all(Row::ok), "{part}: {rows:?}");
         }

@@ -107,6 +107,16 @@ impl From<plan::PlanError> for Failure {
     }
 }
 
+impl From<synth::SynthError> for Failure {
+    fn from(error: synth::SynthError) -> Self {
+        let code = match error {
+            synth::SynthError::Option { .. } => WRONG_USAGE,
+            _ => FAILED,
+        };
+        Self::of(&error, error.hint().map(str::to_owned), code)
+    }
+}
+
 impl From<report::Error> for Failure {
     fn from(error: report::Error) -> Self {
         Self::of(&error, None, FAILED)

@@ -320,7 +320,7 @@ fn maps(bench: &mut Bench, shape: [usize; 4]) -> Result<()> {
 fn pools(bench: &mut Bench) -> Result<()> {
     let max_pool = MaxPool::load(&bench.gpu)?;
     let five = PoolAttrs { kernel: 5, stride: 1, pad: 2 };
-    for shape in [[64, 20, 20, 256], [256, 20, 20, 512]] {
+    for shape in [[64, 20, 20, 256], [256, 20, 20, 512], [64, 40, 40, 512]] {
         let (name, pixels) = (text(shape), shape[0] * shape[1] * shape[2]);
         let bytes = pixels * shape[3] * 2;
         bench.case(
@@ -486,7 +486,8 @@ fn detections(bench: &mut Bench) -> Result<()> {
                     predictions: at,
                     wanted: None,
                     scratch: room.bytes(Nms::scratch(shape, &config)),
-                    detections: room.bytes(images * config.max_det * 24),
+                    detections: room.bytes(images * config.max_det * 32),
+                    detections_pitch: 8,
                     found: room.bytes(images * 4),
                 };
                 (images * anchors * (4 + nc) * 4, buffers)

@@ -26,6 +26,7 @@ mod pinned;
 mod profile;
 mod regions;
 mod transfer;
+mod upload_rate;
 mod view;
 mod work;
 
@@ -36,5 +37,6 @@ pub use error::{CudaError, Result};
 pub use executor::{CudaExecutor, CudaOptions};
 pub use footprint::{CONTEXT_BYTES, CardBytes, LIBRARY_BYTES, footprint};
 pub use profile::{OpTime, Peaks};
+pub use upload_rate::upload_seconds;
 pub use view::{Format, View};
 pub use work::{OpWork, work};

@@ -2,9 +2,10 @@
 
 mod kernels_common;
 
-use cuda::kernels::{Decode, DecodeLevel, Nms, NmsBuffers, Predictions, RawDetection};
+use cuda::kernels::{Decode, DecodeLevel, Nms, NmsBuffers, Predictions};
 use cuda::{Format, Gpu};
-use detect::nms::{Detection, NmsConfig, suppress};
+use detect::external::DetectionTensors;
+use detect::nms::{COLUMNS, Detection, NmsConfig, most_detections, suppress};
 use detect::{Branch, MapRef};
 use kernels_common::*;
 
@@ -70,13 +71,17 @@ fn head_maps_decode_to_boxes_and_scores() {
     }
 }
 
-/// Suppresses on the card.
+/// Elements from one detection to the next.
+const APART: usize = 8;
+
+/// Suppresses on the card. What is left of the rows must be zero, and what lies between rows untouched.
 fn on_card(gpu: &Gpu, kernel: &Nms, config: &NmsConfig, shape: Predictions, rows: &[f32]) -> Vec<Vec<Detection>> {
     let mut predictions = gpu.allocate(size_of_val(rows)).unwrap();
     predictions.write(0, rows).unwrap();
+    let most = most_detections(config, shape.rows, shape.nc);
     let room = scratch(gpu, Nms::scratch(shape, config));
-    let detections = scratch(gpu, shape.images * config.max_det * size_of::<RawDetection>());
-    let found = scratch(gpu, shape.images * 4);
+    let detections = Vector::poison(gpu, shape.images * most * APART);
+    let found = Vector::poison(gpu, shape.images);
     let wanted = Nms::wanted(config, shape.nc).map(|table| {
         let mut buffer = gpu.allocate(table.len()).unwrap();
         buffer.write(0, &table).unwrap();
@@ -86,18 +91,21 @@ fn on_card(gpu: &Gpu, kernel: &Nms, config: &NmsConfig, shape: Predictions, rows
         predictions: predictions.address(),
         wanted: wanted.as_ref().map(|b| b.address()),
         scratch: room.address(),
-        detections: detections.address(),
-        found: found.address(),
+        detections: detections.at(),
+        detections_pitch: APART,
+        found: found.at(),
     };
     // SAFETY: buffers of these extents.
     unsafe { kernel.run(shape, config, &buffers) }.unwrap();
-    let found = found.read::<u32>(0, shape.images).unwrap();
-    let all = detections.read::<RawDetection>(0, shape.images * config.max_det).unwrap();
-    let of = |(i, &count): (usize, &u32)| {
-        let first = i * config.max_det;
-        all[first..first + count as usize].iter().map(|&d| d.into()).collect()
-    };
-    found.iter().enumerate().map(of).collect()
+    let narrow = |v: Vec<f64>| v.into_iter().map(|v| v as f32).collect::<Vec<_>>();
+    let (physical, found) = (narrow(detections.read()), narrow(found.read()));
+    for (image, &count) in physical.chunks(most * APART).zip(&found) {
+        let (all, rest) = (image.chunks(APART), image.chunks(APART).skip(count as usize));
+        assert!(all.into_iter().all(|row| row[COLUMNS..].iter().all(|v| v.is_nan())), "{config:?}: between rows");
+        assert!(rest.into_iter().all(|row| row[..COLUMNS] == [0.0; COLUMNS]), "{config:?}: after {count} rows");
+    }
+    let dense: Vec<f32> = physical.chunks(APART).flat_map(|row| row[..COLUMNS].iter().copied()).collect();
+    DetectionTensors::read(&dense, &found)
 }
 
 fn check(gpu: &Gpu, kernel: &Nms, config: &NmsConfig, shape: Predictions, rows: &[f32]) -> usize {

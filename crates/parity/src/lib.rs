@@ -1,8 +1,9 @@
 //! For tests only: whole plans against the fixtures of the running reference, one body for every executor.
 //!
-//! A test names its [`Device`] and calls a body of [`forward`] or [`training`]; what does not agree panics with the
-//! model, the tensor, both values and the bound.
+//! A test names its [`Device`] and calls a body of [`forward`], [`detections`] or [`training`]; what does not agree
+//! panics with the model, the tensor, both values and the bound.
 
+pub mod detections;
 mod device;
 pub mod forward;
 mod models;

@@ -2,7 +2,8 @@
 
 use crate::PlanError;
 use detect::LossConfig;
-use detect::external::{self, LevelTensors, TargetTensors};
+use detect::external::{self, DetectionTensors, LevelTensors, TargetTensors};
+use detect::nms::NmsConfig;
 use graph::{Backend, CompileOptions, DType, GraphBuilder, Plan, Precision, Recompute, Shape, TensorId};
 use model::{Branches, BuildOptions, Heads, Mode, Model};
 use std::sync::Arc;
@@ -23,10 +24,18 @@ pub struct InputShape {
 pub struct GraphSettings {
     pub precision: Precision,
     pub loss: Option<LossConfig>,
-    /// Decode the main branch.
-    pub decode: bool,
+    /// Find objects with the main branch.
+    pub decode: Option<Decoding>,
     /// Backward pass.
     pub training: Option<TrainingSettings>,
+}
+
+/// What is read of the main branch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Decoding {
+    pub nms: NmsConfig,
+    /// Predictions before suppression can be read, too.
+    pub raw: bool,
 }
 
 /// Settings of a training graph.
@@ -52,6 +61,11 @@ pub struct Compiled {
     pub plan: Arc<Plan>,
     pub image: TensorId,
     pub loss: Option<LossTensors>,
+    /// What it was compiled for.
+    pub decode: Option<Decoding>,
+    /// Where it decodes.
+    pub detections: Option<DetectionTensors>,
+    /// Predictions (images, anchors, 4 + nc) where they were asked for.
     pub predictions: Option<TensorId>,
 }
 
@@ -104,10 +118,15 @@ pub fn compile(
         let (values, targets) = external::loss(&mut b, config.clone(), &levels, max_boxes, input_hw);
         LossTensors { values, targets, max_boxes: max_boxes.max(1) }
     });
-    let predictions = match levels.last() {
-        Some(main) if settings.decode => Some(external::decode(&mut b, main, &model.strides, model.nc)),
-        _ => None,
-    };
+    let (mut detections, mut predictions) = (None, None);
+    if let (Some(main), Some(decode)) = (levels.last(), &settings.decode) {
+        let decoded = external::predictions(&mut b, main, &model.strides, model.nc);
+        if decode.raw {
+            b.output(decoded);
+            predictions = Some(decoded);
+        }
+        detections = Some(external::suppress(&mut b, decoded, decode.nms.clone(), model.nc));
+    }
     let options = match &settings.training {
         Some(training) => {
             b.freeze(|name| training.frozen.iter().any(|f| name.starts_with(f.as_str())));
@@ -118,13 +137,25 @@ pub fn compile(
         None => CompileOptions::inference(settings.precision),
     };
     let plan = Arc::new(graph::compile(b.finish(), backend, &options)?);
-    Ok(Compiled { plan, image, loss, predictions })
+    Ok(Compiled { plan, image, loss, decode: settings.decode.clone(), detections, predictions })
 }
 
 /// The loss that fits a model, with the usual gains: auxiliary branches count a quarter.
 pub fn loss_config(model: &Model) -> LossConfig {
     let weights = if model.has_aux() { vec![0.25, 1.0] } else { vec![1.0] };
     LossConfig { strides: model.strides.clone(), ..LossConfig::new(model.nc, weights) }
+}
+
+/// Suppression as validation during training does it.
+pub fn validation_nms(single_cls: bool) -> NmsConfig {
+    NmsConfig {
+        conf_threshold: 0.001,
+        iou_threshold: 0.7,
+        multi_label: true,
+        agnostic: single_cls,
+        classes: None,
+        max_det: 300,
+    }
 }
 
 /// Most boxes of a batch where no image has more than `most` labels: each is made of up to `pictures` images, of whose

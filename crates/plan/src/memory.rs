@@ -1,7 +1,9 @@
 //! What a run takes of a card's memory: its compiled plans, and the flat buffers of its executors, by what they are for.
 
 use crate::PlanError;
-use crate::graphs::{Compiled, GraphSettings, InputShape, TrainingSettings, compile, loss_config, most_boxes};
+use crate::graphs::{
+    Compiled, Decoding, GraphSettings, InputShape, TrainingSettings, compile, loss_config, most_boxes, validation_nms,
+};
 use crate::largest::{Largest, Need, TooLarge, largest};
 use cuda::{CONTEXT_BYTES, CardBytes, CudaBackend, CudaOptions, LIBRARY_BYTES, footprint};
 use graph::{Category, GraphError, Level, OptimizerKind, Plan, Recompute, Region, StateSpec};
@@ -231,7 +233,7 @@ impl Planner {
         let loss = Some(loss_config(model));
         let training = Some(TrainingSettings { frozen: Vec::new(), recompute });
         let options = formats.training;
-        let settings = GraphSettings { precision: options.precision, loss: loss.clone(), decode: false, training };
+        let settings = GraphSettings { precision: options.precision, loss: loss.clone(), decode: None, training };
         let shape = InputShape { images: batch, height: *side, width: *side };
         let boxes = most_boxes(*most_labels, PICTURES, PASTED, batch);
         let Compiled { plan, .. } = compile(model, &CudaBackend::new(options), &settings, shape, boxes)?;
@@ -249,7 +251,8 @@ impl Planner {
         let Request { model, side, formats, most_labels, .. } = &self.request;
         let options = formats.inference;
         let (loss, precision) = (Some(loss_config(model)), options.precision);
-        let settings = GraphSettings { precision, loss, decode: true, training: None };
+        let decode = Some(Decoding { nms: validation_nms(false), raw: false });
+        let settings = GraphSettings { precision, loss, decode, training: None };
         // Half a stride of padding on either side.
         let side = side + model.size_multiple();
         let shape = InputShape { images: batch, height: side, width: side };

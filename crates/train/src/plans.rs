@@ -2,9 +2,11 @@
 
 use crate::TrainError;
 use detect::LossConfig;
+use detect::external::DetectionTensors;
+use detect::nms::Detection;
 use graph::{Backend, Executor, PlanId, Recompute, Ticket};
 use model::Model;
-pub(crate) use plan::graphs::{Compiled, GraphSettings, InputShape, TrainingSettings};
+pub(crate) use plan::graphs::{Compiled, Decoding, GraphSettings, InputShape, TrainingSettings};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -80,7 +82,14 @@ impl Prepared {
         Ok(Some(LossValues::read(&executor.download(self.id, loss.values)?)))
     }
 
-    /// (images, anchors, 4 + nc), row by row.
+    /// Detections of each image in network pixels, best first; none where the plan does not decode.
+    pub fn detections(&self, executor: &dyn Executor) -> Result<Vec<Vec<Detection>>, TrainError> {
+        let Some(tensors) = &self.compiled.detections else { return Ok(Vec::new()) };
+        let [rows, found] = [tensors.rows, tensors.found].map(|id| executor.download(self.id, id));
+        Ok(DetectionTensors::read(&rows?, &found?))
+    }
+
+    /// (images, anchors, 4 + nc), row by row; empty where they were not asked for.
     pub fn predictions(&self, executor: &dyn Executor) -> Result<Vec<f32>, TrainError> {
         match self.compiled.predictions {
             Some(id) => Ok(executor.download(self.id, id)?),
@@ -128,7 +137,7 @@ pub(crate) struct PlanCache {
 }
 
 impl PlanCache {
-    /// The plan of a shape with room for `boxes` boxes, made where there is none.
+    /// The plan of a shape with room for `boxes` boxes, made where there is none that decodes as it is wanted.
     pub fn get(
         &mut self,
         executor: &mut dyn Executor,
@@ -137,7 +146,8 @@ impl PlanCache {
         shape: InputShape,
         boxes: usize,
     ) -> Result<Prepared, TrainError> {
-        if let Some(plan) = self.plans.get(&shape).filter(|p| p.max_boxes() >= boxes) {
+        let fits = |p: &&Prepared| p.max_boxes() >= boxes && p.compiled.decode == settings.decode;
+        if let Some(plan) = self.plans.get(&shape).filter(fits) {
             return Ok(plan.clone());
         }
         let mut compiled = compile(model, executor.backend(), settings, shape, boxes)?;
@@ -179,7 +189,7 @@ mod tests {
     fn settings(model: &Model, recompute: Recompute) -> GraphSettings {
         let (precision, loss) = (graph::Precision::F32, Some(plan::graphs::loss_config(model)));
         let training = TrainingSettings { frozen: Vec::new(), recompute };
-        GraphSettings { precision, loss, decode: false, training: Some(training) }
+        GraphSettings { precision, loss, decode: None, training: Some(training) }
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::work::{self, Failure, Work, WorkSettings};
 use crate::{
     Cache, Observer, Partners, Progress, TrainError, TrainOptions, TrainProgress, leftovers, new_length, pictures,
 };
-use data::{Batch, ImagePool, Loader, Split};
+use data::{Batch, ImagePool, Loader, LoaderOptions, Split};
 use detect::LossConfig;
 use graph::{Level, Recompute};
 use model::{Model, NamedTensors};
@@ -28,10 +28,6 @@ mod closing;
 
 /// Training batches that are drawn.
 const DRAWN_BATCHES: usize = 3;
-/// Validation during training.
-const VAL_CONF: f64 = 0.001;
-const VAL_IOU: f64 = 0.7;
-const VAL_MAX_DET: usize = 300;
 
 /// Trains a model.
 ///
@@ -167,7 +163,7 @@ impl Run {
         // Smoothing is for learning: the validation loss keeps the labels as they are.
         let smoothed = LossConfig { label_smoothing: hyp.label_smoothing, ..loss.clone() };
         let precision = device.precision(Purpose::Training);
-        let graph = GraphSettings { precision, loss: Some(smoothed), decode: false, training: None };
+        let graph = GraphSettings { precision, loss: Some(smoothed), decode: None, training: None };
         let (rect, optimizer, single_cls) = (options.rect, options.optimizer, options.single_cls);
         let compile = |images: usize, recompute: Recompute| {
             let boxes = work::max_boxes(&samples, &config, rect, images);
@@ -184,7 +180,7 @@ impl Run {
             rect: true,
             workers: threads,
             single_cls,
-            nms: EvalSettings::nms(VAL_CONF, VAL_IOU, VAL_MAX_DET, single_cls),
+            nms: plan::graphs::validation_nms(single_cls),
             keep_pictures: false,
         };
         let validation_plan = |evaluator: &Evaluator, batch: usize| match &val_samples {
@@ -252,7 +248,7 @@ impl Run {
             Partners::Window(images) => Some(images),
             Partners::Fresh => Some(samples.len()),
         };
-        let wish = CacheWish { cache: options.cache, partners, on_the_way: batch * loader_options(1).prefetch };
+        let wish = CacheWish { cache: options.cache, partners, on_the_way: batch * LoaderOptions::PREFETCH };
         let disk = match options.cache {
             Cache::Disk => Some(image_set::PictureFolder::of(&dataset, options.picture_folder.clone())?),
             _ => None,

@@ -8,6 +8,7 @@ pub mod env;
 pub mod info;
 pub mod plan;
 pub mod selftest;
+pub mod synth;
 pub mod train;
 pub mod val;
 mod values;
@@ -33,6 +34,7 @@ pub fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Env => env::run(),
         Command::Selftest(args) => selftest::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::Synth(args) => synth::run(args),
     }
 }
 

@@ -81,3 +81,13 @@ fn bench_step() {
 fn plan() {
     insta::assert_snapshot!(help(&["plan", "--help"]));
 }
+
+#[test]
+fn bench_data() {
+    insta::assert_snapshot!(help(&["bench", "data", "--help"]));
+}
+
+#[test]
+fn synth() {
+    insta::assert_snapshot!(help(&["synth", "--help"]));
+}

@@ -10,6 +10,7 @@ mod machine;
 mod plan;
 #[cfg(unix)]
 mod signals;
+mod synth;
 mod train;
 mod usage;
 mod weights;

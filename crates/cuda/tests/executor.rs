@@ -6,7 +6,7 @@ use cuda::{CudaBackend, CudaExecutor, CudaOptions, Engine, Gpu};
 use detect::FixedAssignment;
 use detect::external::DetectionLoss;
 use graph::{Backend, Executor, Level, OptimizerKind, Precision, Recompute, Region, StateSpec};
-use parity::{Device, Packed, Step, filled, forward, load, pictures, training};
+use parity::{DOUBLE, Device, Packed, Step, filled, forward, load, pictures, tensors, training};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -36,7 +36,8 @@ impl Device for Card {
         Box::new(CudaBackend::new(SINGLE))
     }
 
-    /// Sigmoids of the card are good to about six digits.
+    /// Sigmoids of the card are good to about six digits. One element of a tensor may hold more than its share of that;
+    /// [`tensors::every_tensor_agrees`] bounds the tensor.
     fn slack(&self) -> f64 {
         10.0
     }
@@ -81,6 +82,7 @@ macro_rules! on_the_card {
 on_the_card! {
     predictions_of_every_model_agree: forward::predictions_of_every_model_agree,
     training_mode_head_maps_agree: forward::training_mode_head_maps_agree,
+    every_tensor_agrees: |card: &Card| tensors::every_tensor_agrees(card, &DOUBLE),
     losses_and_gradients_agree: training::losses_and_gradients_agree,
     gradients_with_the_recorded_assignment_agree: |card: &Card| {
         training::gradients_with_the_recorded_assignment_agree(|fixed| Assigned(card.clone(), fixed))

@@ -19,6 +19,11 @@ impl CudaBackend {
     pub fn new(options: CudaOptions) -> Self {
         Self { options }
     }
+
+    /// What a convolution asks of the card; `None` for other ops.
+    pub fn request(&self, op: &Op, graph: &Graph, precision: Precision) -> Option<Request> {
+        request(op, graph, precision, self.options.tf32)
+    }
 }
 
 impl Backend for CudaBackend {
@@ -56,7 +61,7 @@ impl Backend for CudaBackend {
             _ => 0,
         };
         // A convolution's weight gradient is done with its scratch before the bias's begins.
-        let library = request(op, graph, precision, self.options.tf32).map_or(0, |r| conv::workspace(&r));
+        let library = self.request(op, graph, precision).map_or(0, |r| conv::workspace(&r));
         library.max(own as u64)
     }
 }
@@ -90,7 +95,7 @@ pub(crate) fn format(kind: Kind, precision: Precision) -> Option<Format> {
     }
 }
 
-/// What a convolution asks of the card; `None` for other ops.
+/// As [`CudaBackend::request`], where TF32 is known and the backend is not.
 pub(crate) fn request(op: &Op, graph: &Graph, precision: Precision, tf32: bool) -> Option<Request> {
     let (x, y, attrs, pass, add) = match op {
         Op::Conv2d(c) => (c.x, c.y, c.attrs, Pass::Forward, false),

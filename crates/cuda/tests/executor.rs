@@ -9,7 +9,7 @@ use cuda::{CudaExecutor, Engine};
 use detect::FixedAssignment;
 use detect::external::DetectionLoss;
 use graph::{Backend, Executor, Level, OptimizerKind, Precision, Recompute, Region, StateSpec};
-use parity::{Device, Packed, Step, detections, filled, forward, load, pictures, training};
+use parity::{DOUBLE, Device, Packed, Step, detections, filled, forward, load, pictures, tensors, training};
 use std::sync::Arc;
 
 /// A card in float32, with a loss on the host whose assignment is given.
@@ -48,6 +48,7 @@ on_the_card! {
     predictions_of_every_model_agree: forward::predictions_of_every_model_agree,
     training_mode_head_maps_agree: forward::training_mode_head_maps_agree,
     detections_are_those_of_the_predictions: detections::detections_are_those_of_the_predictions,
+    every_tensor_agrees: |card: &Card| tensors::every_tensor_agrees(card, &DOUBLE),
     losses_and_gradients_agree: training::losses_and_gradients_agree,
     gradients_with_the_recorded_assignment_agree: |card: &Card| {
         training::gradients_with_the_recorded_assignment_agree(|fixed| Assigned(card.clone(), fixed))

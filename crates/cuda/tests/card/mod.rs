@@ -37,7 +37,8 @@ impl Device for Card {
         self.options.precision
     }
 
-    /// Sigmoids of the card are good to about six digits.
+    /// Sigmoids of the card are good to about six digits. One element of a tensor may hold more than its share of that;
+    /// [`parity::tensors::every_tensor_agrees`] bounds the tensor.
     fn slack(&self) -> f64 {
         10.0
     }

@@ -21,6 +21,8 @@ pub enum BenchError {
     #[error(transparent)]
     Model(#[from] model::ModelError),
     #[error(transparent)]
+    Data(#[from] data::DataError),
+    #[error(transparent)]
     Write(#[from] files::WriteError),
     #[error("a report cannot be written as JSON: {0}")]
     Json(#[from] serde_json::Error),

@@ -2,7 +2,8 @@
 //!
 //! Single ops get inputs that every number format holds exactly, so that their bounds are a few roundings of the format.
 //! Models are chains of hundreds of roundings with decisions between them (which maximum, which anchor): their error in
-//! half precision is stated and bounded loosely, in float32 tightly.
+//! half precision is stated and bounded loosely, in float32 tightly. Pictures that a card renders are held against the
+//! renderer of the data path.
 
 mod cases;
 mod commits;
@@ -10,6 +11,7 @@ mod compare;
 mod models;
 mod net;
 mod ops;
+mod recipes;
 
 use crate::{BenchError, Numbers, Target};
 use compare::Worst;
@@ -40,7 +42,8 @@ impl Default for SelfTestOptions {
 pub struct Row {
     pub name: String,
     pub numbers: Numbers,
-    /// Largest relative L2 error over all runs and tensors.
+    /// Largest relative L2 error over all runs and tensors. Of pictures, the share of pixels that are more than one grey
+    /// level off.
     pub error: f64,
     /// Where it is.
     pub tensor: String,
@@ -96,6 +99,7 @@ fn parts() -> Vec<Part> {
         let run = move |t: &Target, n: Numbers, seed: u64| Ok(vec![commits::run(kind, name, t, n, seed)?]);
         parts.push(Part { name: name.to_owned(), run: Box::new(run) });
     }
+    parts.push(Part { name: recipes::NAME.to_owned(), run: Box::new(recipes::run) });
     for name in models::NAMES {
         parts.push(Part { name: name.to_owned(), run: Box::new(move |t, n, seed| models::run(name, t, n, seed)) });
     }
@@ -150,6 +154,11 @@ mod tests {
             let rows = on_the_cpu(part);
             assert!(!rows.is_empty() && rows.iter().all(Row::ok), "{part}: {rows:?}");
         }
+    }
+
+    #[test]
+    fn the_processor_has_no_renderer_of_its_own_to_test() {
+        assert_eq!(on_the_cpu(recipes::NAME), []);
     }
 
     #[test]

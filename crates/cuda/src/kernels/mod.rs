@@ -22,6 +22,7 @@ mod max_pool;
 mod nms;
 mod normalize;
 pub mod own_conv;
+mod render;
 mod resize;
 mod running_stats;
 mod tiling;
@@ -42,6 +43,7 @@ pub use fill::Fill;
 pub use max_pool::MaxPool;
 pub use nms::{Nms, NmsBuffers, Predictions, RawDetection};
 pub use normalize::Normalize;
+pub use render::{ColourTables, MOST_TILES, PasteMask, Render, RenderImage, RenderLayer, RenderTable, RenderTile};
 pub use resize::Resize;
 pub use running_stats::{RunningEntry, RunningStats};
 
@@ -97,6 +99,7 @@ pub fn sources() -> Vec<Source> {
         max_pool::SOURCE,
         nms::SOURCE,
         normalize::SOURCE,
+        render::SOURCE,
         resize::SOURCE,
         running_stats::SOURCE,
     ];

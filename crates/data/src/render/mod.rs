@@ -9,7 +9,7 @@ mod polygon;
 mod warp;
 
 pub use canvas::paste_mirrored;
-pub use hsv::{hsv_to_rgb, rgb_to_hsv, scale_hsv};
+pub use hsv::{hsv_tables, hsv_to_rgb, rgb_to_hsv, scale_hsv};
 pub use polygon::fill_polygon;
 pub use warp::warp;
 

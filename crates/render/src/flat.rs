@@ -6,13 +6,6 @@ use data::geometry::invert;
 use data::recipe::{Layer, Placement, Recipe};
 use data::render::{fill_polygon, hsv_tables};
 
-/// What of its pictures a recipe shows, in the order in which the processor's renderer asks for them. A sample may
-/// come more than once.
-pub fn needed(recipe: &Recipe) -> impl Iterator<Item = &Placement> {
-    let layers = std::iter::once(&recipe.layer).chain(recipe.mixup.iter().map(|m| &m.layer));
-    layers.flat_map(|layer| layer.placements.iter().filter(|p| !p.place.is_empty()))
-}
-
 /// The recipe with its pictures where `find` says. A picture that is not there, or has another size than the recipe was
 /// drawn for, leaves grey in its place, as on the processor.
 ///

@@ -3,4 +3,4 @@
 mod flat;
 pub mod made_up;
 
-pub use flat::{flat, needed};
+pub use flat::flat;

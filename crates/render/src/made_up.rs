@@ -98,7 +98,6 @@ impl Set {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::needed;
 
     #[test]
     fn recipes_use_every_kind_of_augmentation() {
@@ -111,8 +110,8 @@ mod tests {
         assert!(count(&|r| r.hsv.is_none()) > 5);
         assert!(count(&|r| r.flip_ud) > 5 && count(&|r| r.flip_lr) > 5);
         let rectangles = set.recipes(60, [64, 96]).unwrap();
-        assert!(rectangles.iter().flat_map(needed).any(|p| p.wh != p.entry_wh), "one is resized once more");
-        assert!(recipes.iter().flat_map(needed).all(|p| {
+        assert!(rectangles.iter().flat_map(Recipe::shown).any(|p| p.wh != p.entry_wh), "one is resized once more");
+        assert!(recipes.iter().flat_map(Recipe::shown).all(|p| {
             let picture = &set.pictures[p.sample];
             [picture.width, picture.height] == p.entry_wh
         }));

@@ -7,8 +7,8 @@ use cuda::kernels::RenderImage;
 use cuda::{ImagePool, NewPicture, RenderBatch};
 use data::recipe::Recipe;
 use data::render::Scratch;
+use render::flat;
 use render::made_up::Set;
-use render::{flat, needed};
 use std::sync::Arc;
 
 pub(super) const NAME: &str = "rendered recipes";
@@ -61,7 +61,7 @@ pub(super) fn run(target: &Target, numbers: Numbers, seed: u64) -> Result<Vec<Ro
 
 /// Brings to the card what a recipe shows and the pool lacks.
 fn put(pool: &mut ImagePool, set: &Set, recipe: &Recipe) -> Result<(), BenchError> {
-    for placement in needed(recipe) {
+    for placement in recipe.shown() {
         if pool.find(placement.sample).is_none() {
             let picture = &set.pictures[placement.sample];
             let (sample, wh) = (Some(placement.sample), [picture.width, picture.height]);

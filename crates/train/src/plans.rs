@@ -91,7 +91,20 @@ impl Prepared {
         targets: Option<&PackedTargets>,
     ) -> Result<(), TrainError> {
         executor.upload_u8(self.id, self.compiled.image, pixels)?;
-        if let (Some(loss), Some(targets)) = (&self.compiled.loss, targets) {
+        match targets {
+            Some(targets) => self.upload_targets(executor, targets),
+            None => Ok(()),
+        }
+    }
+
+    /// The input of pictures.
+    pub fn image(&self) -> TensorId {
+        self.compiled.image
+    }
+
+    /// Boxes alone, where pictures come in another way.
+    pub fn upload_targets(&self, executor: &mut dyn Executor, targets: &PackedTargets) -> Result<(), TrainError> {
+        if let Some(loss) = &self.compiled.loss {
             executor.upload_u32(self.id, loss.targets.offsets, &targets.offsets)?;
             executor.upload_u32(self.id, loss.targets.classes, &targets.classes)?;
             executor.upload_f32(self.id, loss.targets.boxes, &targets.boxes)?;

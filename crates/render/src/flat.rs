@@ -50,10 +50,18 @@ fn mask(canvas_wh: [u32; 2], outlines: &[Vec<[i32; 2]>], marks: &mut Vec<u8>) ->
     let pitch = width.div_ceil(32);
     let mut words = Vec::with_capacity(pitch * (end - first));
     for row in marks.chunks_exact(width.max(1)).skip(first) {
-        let word = |marks: &[u8]| marks.iter().rev().fold(0, |word, &mark| word << 1 | u32::from(mark));
+        let word = |marks: &[u8]| marks.chunks(8).rev().fold(0, |word, marks| word << 8 | eight_bits(marks));
         words.extend(row.chunks(32).map(word));
     }
     PasteMask { first_row: first as u32, pitch: pitch as u32, words }
+}
+
+/// Up to eight marks, 0 or 1, as bits; the first is the lowest.
+fn eight_bits(marks: &[u8]) -> u32 {
+    let mut bytes = [0; 8];
+    bytes[..marks.len()].copy_from_slice(marks);
+    // The factor has the bits 7, 14, ..., 56: bit 8 i of the bytes comes to 56 + i once, and no two bits meet.
+    (u64::from_le_bytes(bytes).wrapping_mul(0x0102_0408_1020_4080) >> 56) as u32
 }
 
 #[cfg(test)]

@@ -12,6 +12,10 @@ pub enum BenchError {
     Numbers { card: String, numbers: &'static str },
     #[error("single ops are timed on a card only")]
     ProfileOnCpu,
+    #[error("cannot start {threads} threads: {reason}")]
+    Threads { threads: usize, reason: String },
+    #[error(transparent)]
+    Data(#[from] data::DataError),
     #[error(transparent)]
     Cuda(#[from] cuda::CudaError),
     #[error(transparent)]
@@ -20,8 +24,6 @@ pub enum BenchError {
     Graph(#[from] graph::GraphError),
     #[error(transparent)]
     Model(#[from] model::ModelError),
-    #[error(transparent)]
-    Data(#[from] data::DataError),
     #[error(transparent)]
     Write(#[from] files::WriteError),
     #[error("a report cannot be written as JSON: {0}")]
@@ -40,6 +42,8 @@ impl BenchError {
             Self::Cuda(cuda::CudaError::Memory { .. }) | Self::Exec(graph::ExecError::Memory { .. }) => {
                 "a smaller --batch or --img needs less memory"
             }
+            Self::Threads { .. } => "fewer --workers",
+            Self::Data(error) => return error.hint(),
             Self::ProfileOnCpu => "leave --profile out, or run on a card",
             _ => return None,
         };

@@ -1,4 +1,4 @@
-//! What a machine computes, how fast, and with what: [`selftest`], [`step`], [`environment`].
+//! What a machine computes, how fast, and with what: [`selftest`], [`step`], [`mod@loading`], [`environment`].
 //!
 //! Nothing here prints; the program does.
 
@@ -6,9 +6,13 @@ pub mod environment;
 mod error;
 mod external;
 mod graphs;
+mod json;
+pub mod loading;
 pub mod selftest;
 pub mod step;
 mod target;
 
 pub use error::BenchError;
 pub use target::{Numbers, Target};
+
+use json::write_json;

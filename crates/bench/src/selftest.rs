@@ -8,6 +8,7 @@
 mod cases;
 mod commits;
 mod compare;
+mod detections;
 mod models;
 mod net;
 mod ops;
@@ -15,6 +16,8 @@ mod recipes;
 
 use crate::{BenchError, Numbers, Target};
 use compare::Worst;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 /// What is tested.
 #[derive(Clone, Debug)]
@@ -68,6 +71,8 @@ pub struct Progress<'a> {
     pub numbers: Numbers,
     pub done: usize,
     pub total: usize,
+    /// About the time until the end; `None` at the start.
+    pub left: Option<Duration>,
 }
 
 /// What is told while a test runs.
@@ -79,29 +84,32 @@ pub enum Event<'a> {
     Row(&'a Row),
 }
 
-/// Rows of a part, for a device, a number format and a seed.
-type Run = dyn Fn(&Target, Numbers, u64) -> Result<Vec<Row>, BenchError>;
+/// The row of a part, for a device, a number format and a seed.
+type Run = dyn Fn(&Target, Numbers, u64) -> Result<Row, BenchError>;
 
-/// A part of the test.
+/// A part of the test, for each number format a row. Models are apart.
 struct Part {
     name: String,
     run: Box<Run>,
 }
 
-fn parts() -> Vec<Part> {
+/// All parts that a device has: the processor does not render recipes for itself to be tested.
+fn parts(device: &Target) -> Vec<Part> {
     let mut parts = Vec::new();
     for case in cases::all() {
         let name = case.name.clone();
-        parts.push(Part { name, run: Box::new(move |t, n, seed| Ok(vec![ops::run(&case, t, n, seed)?])) });
+        parts.push(Part { name, run: Box::new(move |t, n, seed| ops::run(&case, t, n, seed)) });
     }
-    parts.push(Part { name: ops::NOT_A_NUMBER.to_owned(), run: Box::new(|t, n, s| Ok(vec![ops::guard(t, n, s)?])) });
+    parts.push(Part { name: detections::NAME.to_owned(), run: Box::new(detections::run) });
+    parts.push(Part { name: ops::NOT_A_NUMBER.to_owned(), run: Box::new(ops::guard) });
     for (kind, name) in commits::KINDS {
-        let run = move |t: &Target, n: Numbers, seed: u64| Ok(vec![commits::run(kind, name, t, n, seed)?]);
+        let run = move |t: &Target, n: Numbers, seed: u64| commits::run(kind, name, t, n, seed);
         parts.push(Part { name: name.to_owned(), run: Box::new(run) });
     }
-    parts.push(Part { name: recipes::NAME.to_owned(), run: Box::new(recipes::run) });
-    for name in models::NAMES {
-        parts.push(Part { name: name.to_owned(), run: Box::new(move |t, n, seed| models::run(name, t, n, seed)) });
+    if let Target::Cuda { engine, .. } = device {
+        let engine = Rc::clone(engine);
+        let run = move |_: &Target, n: Numbers, seed: u64| recipes::run(engine.gpu(), n, seed);
+        parts.push(Part { name: recipes::NAME.to_owned(), run: Box::new(run) });
     }
     parts
 }
@@ -116,21 +124,60 @@ pub fn selftest(options: &SelfTestOptions, tell: &mut dyn FnMut(Event<'_>)) -> R
     let with = |&numbers: &Numbers| Ok((numbers, device.with(numbers)?));
     let targets = options.numbers.iter().map(with).collect::<Result<Vec<_>, BenchError>>()?;
     tell(Event::Device(&device.name()));
-    let wanted = |part: &Part| options.only.as_ref().is_none_or(|text| part.name.contains(text.as_str()));
-    let parts: Vec<Part> = parts().into_iter().filter(wanted).collect();
-    let total = parts.len() * targets.len();
-    let (mut rows, mut done) = (Vec::new(), 0);
-    for part in &parts {
-        for (numbers, target) in &targets {
-            tell(Event::Progress(Progress { name: &part.name, numbers: *numbers, done, total }));
-            for row in (part.run)(target, *numbers, options.seed)? {
-                tell(Event::Row(&row));
-                rows.push(row);
+    let wanted = |name: &str| options.only.as_ref().is_none_or(|text| name.contains(text.as_str()));
+    let parts: Vec<Part> = parts(&device).into_iter().filter(|part| wanted(&part.name)).collect();
+    let models: Vec<_> = models::MODELS.into_iter().filter(|model| wanted(model.0)).collect();
+    let names = models.iter().map(|model| model.0).collect();
+    let work = parts.iter().map(|_| 1).chain(models.iter().map(|model| model.1)).sum::<u32>();
+    let mut under_way = UnderWay::new((parts.len() + models.len()) * targets.len(), work * targets.len() as u32, tell);
+    std::thread::scope(|scope| {
+        // Under way while the card computes something else.
+        let truths = models::truths(scope, names, options.seed);
+        for part in &parts {
+            for (numbers, target) in &targets {
+                under_way.next(&part.name, *numbers);
+                under_way.done(vec![(part.run)(target, *numbers, options.seed)?], 1);
             }
-            done += 1;
         }
+        for ((name, work), truth) in models.iter().zip(truths) {
+            let truth = truth?;
+            for (numbers, target) in &targets {
+                under_way.next(name, *numbers);
+                under_way.done(models::run(&truth, target, *numbers)?, *work);
+            }
+        }
+        Ok(under_way.rows)
+    })
+}
+
+/// Rows so far, and what is told of them.
+struct UnderWay<'a> {
+    rows: Vec<Row>,
+    done: usize,
+    total: usize,
+    /// Work behind and in all, in cases of single ops.
+    work: (u32, u32),
+    start: Instant,
+    tell: &'a mut dyn FnMut(Event<'_>),
+}
+
+impl<'a> UnderWay<'a> {
+    fn new(total: usize, work: u32, tell: &'a mut dyn FnMut(Event<'_>)) -> Self {
+        Self { rows: Vec::new(), done: 0, total, work: (0, work), start: Instant::now(), tell }
     }
-    Ok(rows)
+
+    fn next(&mut self, name: &str, numbers: Numbers) {
+        let (behind, all) = self.work;
+        let left = (behind > 0).then(|| self.start.elapsed() * all.saturating_sub(behind) / behind);
+        (self.tell)(Event::Progress(Progress { name, numbers, done: self.done, total: self.total, left }));
+    }
+
+    fn done(&mut self, rows: Vec<Row>, work: u32) {
+        rows.iter().for_each(|row| (self.tell)(Event::Row(row)));
+        self.rows.extend(rows);
+        self.done += 1;
+        self.work.0 += work;
+    }
 }
 
 #[cfg(test)]
@@ -149,8 +196,8 @@ mod tests {
 
     #[test]
     fn float32_on_the_processor_is_within_the_bounds() {
-        for part in ["batch norm and SiLU", "channel ranges", "detection loss", "commits", "changes nothing", "gelan-t"]
-        {
+        let parts = ["batch norm and SiLU", "channel ranges", "detection loss", "suppression", "commits"];
+        for part in parts.into_iter().chain(["changes nothing", "gelan-t"]) {
             let rows = on_the_cpu(part);
             assert!(!rows.is_empty() && rows.iter().all(Row::ok), "{part}: {rows:?}");
         }

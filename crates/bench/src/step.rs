@@ -6,7 +6,7 @@ pub use profile::{KindTime, OpRow, Profile};
 
 use crate::graphs::{Ending, TrainingGraph, training};
 use crate::target::Running;
-use crate::{BenchError, Numbers, Target};
+use crate::{BenchError, Numbers, Target, write_json};
 use graph::{CommitStep, ExecError, Executor, GroupScalars, OptimizerKind, PlanId, Region, StateSpec, Ticket};
 use model::Model;
 use rand::{RngExt, SeedableRng};
@@ -119,9 +119,7 @@ impl StepReport {
     /// # Errors
     /// What the system says of the file.
     pub fn write(&self, path: &Path) -> Result<(), BenchError> {
-        let mut text = serde_json::to_string_pretty(self)?;
-        text.push('\n');
-        Ok(files::write_bytes_atomic(path, text.as_bytes())?)
+        write_json(path, self)
     }
 }
 
@@ -257,7 +255,7 @@ pub fn step(options: &StepOptions, tell: &mut dyn FnMut(usize, usize)) -> Result
     let preparation_s = start.elapsed().as_secs_f64();
     let timed = options.steps.max(1);
     let total = options.warmup + timed;
-    let (mut steps, mut hosts) = (Vec::with_capacity(timed), Vec::with_capacity(timed));
+    let (mut steps, mut hosts) = (Vec::with_capacity(total), Vec::with_capacity(total));
     let (mut before, host) = bench.start()?;
     hosts.push(host);
     let mut ended = Instant::now();
@@ -267,21 +265,15 @@ pub fn step(options: &StepOptions, tell: &mut dyn FnMut(usize, usize)) -> Result
         let next = if done < total { Some(bench.start()?) } else { None };
         loss = bench.finish(before)?;
         let now = Instant::now();
-        if done > options.warmup {
-            steps.push(1e3 * (now - ended).as_secs_f64());
-        }
+        steps.push(1e3 * (now - ended).as_secs_f64());
         ended = now;
         tell(done, total);
         let Some((next, host)) = next else { break };
         before = next;
-        if done >= options.warmup {
-            hosts.push(host);
-        }
+        hosts.push(host);
     }
-    if hosts.len() > timed {
-        // The first step's, which loads code.
-        hosts.remove(0);
-    }
+    steps.drain(..options.warmup);
+    hosts.drain(..options.warmup);
     let profile = match &mut bench.running {
         Running::Cuda(executor) if options.profile => {
             let (id, graph, inputs) = (bench.id, &bench.graph, &bench.inputs[0]);

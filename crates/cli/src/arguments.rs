@@ -1,7 +1,7 @@
 //! The command line as a whole: the commands and what all of them share.
 
 use crate::commands::{bench::BenchArgs, convert_weights::ConvertArgs, demo::DemoArgs, detect::DetectArgs};
-use crate::commands::{info::InfoArgs, selftest::SelftestArgs, train::TrainArgs, val::ValArgs};
+use crate::commands::{info::InfoArgs, selftest::SelftestArgs, synth::SynthArgs, train::TrainArgs, val::ValArgs};
 use crate::failure::{Failure, WRONG_USAGE};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
@@ -47,6 +47,8 @@ pub enum Command {
     Selftest(SelftestArgs),
     /// Measure speed
     Bench(BenchArgs),
+    /// Draw a set of pictures with labels, for benchmarks and tests without a download
+    Synth(SynthArgs),
 }
 
 /// Parses what was typed. `None`: help or the version was asked for and is printed.

@@ -97,6 +97,16 @@ impl From<bench::BenchError> for Failure {
     }
 }
 
+impl From<synth::SynthError> for Failure {
+    fn from(error: synth::SynthError) -> Self {
+        let code = match error {
+            synth::SynthError::Option { .. } => WRONG_USAGE,
+            _ => FAILED,
+        };
+        Self::of(&error, error.hint().map(str::to_owned), code)
+    }
+}
+
 impl From<report::Error> for Failure {
     fn from(error: report::Error) -> Self {
         Self::of(&error, None, FAILED)

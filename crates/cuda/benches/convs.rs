@@ -1,141 +1,48 @@
 //! Every convolution of a model's training step, by whom it is served, against its bound. Without a GPU, all but times.
 //!
 //! `cargo bench -p yolov9-cuda --bench convs`. MODELS (yolov9-t,yolov9-s,yolov9-m), BATCH (64) and IMG (640) choose the
-//! steps, FORMAT (bf16) the precision, PADDING=0 plans without `conv::padded`; JSON names a file for all rows. Bounds:
-//! FLOPs at 600 TFLOP/s or bytes at 3.6 TB/s (one H200), the larger. Times are medians of 9 replays of a graph of ten calls.
+//! steps, FORMAT (bf16) the precision; JSON names a file for all rows. Bounds: FLOPs at 600
+//! TFLOP/s or bytes at 3.6 TB/s (one H200), the larger. Times are medians of 9 replays of a graph of ten calls.
 
-use cuda::conv::{Convolutions, Pass, Places, Request, Shape, padded, reads_bytes, serve, time, workspace};
-use cuda::{CudaError, Format, Gpu, libraries};
-use detect::external::LevelTensors;
-use graph::ops::{Conv2d, ConvAttrs};
-use graph::{Backend, CompileOptions, DType, Graph, GraphBuilder, Kind, Op, Plan, Precision, TensorId, compile};
+mod common;
+
+use common::{bound, finish, random, time};
+use cuda::conv::{Convolutions, Pass, Places, Request, Shape, serve, workspace};
+use cuda::{CudaBackend, CudaError, CudaOptions, Format, Gpu, libraries};
+use graph::{Level, Precision, Recompute};
+use model::{Model, ModelError};
+use parity::compile_step;
 use serde_json::{Value, json};
 use std::collections::HashMap;
-use std::fmt::Display;
 
-const FLOPS: f64 = 600e12;
-const BYTES: f64 = 3.6e12;
 const NC: usize = 80;
 
 fn setting<T: std::str::FromStr>(name: &str, default: T) -> T {
     std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default)
 }
 
-fn text(error: impl Display) -> String {
-    error.to_string()
-}
-
-/// A card as far as shapes go.
-struct Card {
-    /// False for the least padding.
-    pads: bool,
-}
-
-impl Backend for Card {
-    fn padded(&self, channels: usize) -> usize {
-        if self.pads { padded(channels) } else { channels.next_multiple_of(8) }
-    }
-
-    fn reads_bytes(&self, conv: &Conv2d, graph: &Graph, precision: Precision) -> bool {
-        let (x, y) = (graph.tensor(conv.x).shape, graph.tensor(conv.y).shape);
-        let outputs = self.padded(y.c);
-        let shape = Shape {
-            images: x.n,
-            height: x.h,
-            width: x.w,
-            inputs: 8,
-            outputs,
-            kernel: conv.attrs.kernel,
-            stride: conv.attrs.stride,
-            pad: conv.attrs.pad,
-            groups: conv.attrs.groups,
-            input_pitch: 3,
-            output_pitch: outputs,
-        };
-        let format = match precision.activation {
-            DType::BF16 => Format::Bf16,
-            DType::F16 => Format::F16,
-            _ => return false,
-        };
-        reads_bytes(shape, format)
-    }
-
-    fn workspace(&self, _: &Op, _: &Graph, _: Precision) -> u64 {
-        0
-    }
-}
-
-/// The training plan of a model of the zoo.
-fn plan(name: &str, batch: usize, side: usize, precision: Precision) -> Result<Plan, String> {
-    let model = model::Model::load(name, Some(NC)).map_err(text)?;
-    let mut b = GraphBuilder::new();
-    let images = b.input("images", graph::Shape::new(batch, side, side, 3), DType::U8);
-    let x = b.normalize(images);
-    let heads = model.build(&mut b, x, model::BuildOptions::default()).map_err(text)?;
-    let levels = |branch: &model::Branch| -> Vec<LevelTensors> {
-        branch.levels.iter().map(|l| LevelTensors { boxes: l.boxes, classes: l.classes }).collect()
-    };
-    let branches: Vec<Vec<LevelTensors>> = heads.branches.iter().map(levels).collect();
-    let weights = if branches.len() == 2 { vec![0.25, 1.0] } else { vec![1.0] };
-    let config = detect::LossConfig::new(NC, weights);
-    let (loss, _) = detect::external::loss(&mut b, config, &branches, 64 * batch, (side, side));
-    let card = Card { pads: setting("PADDING", 1) == 1 };
-    compile(b.finish(), &card, &CompileOptions::training(precision, loss)).map_err(text)
-}
-
-/// The unique requests of a plan, with how often each occurs, in order of first use.
-fn requests(plan: &Plan, format: Format) -> Vec<(Request, usize)> {
-    let bytes = |x: TensorId| plan.graph().tensor(x).kind == Kind::Raw(DType::U8);
-    let shape = |x: TensorId, y: TensorId, attrs: ConvAttrs| {
-        // Groups are counted over logical channels.
-        let channels = |id| if attrs.groups == 1 { plan.placement(id).channels } else { plan.shape(id).c };
-        let input = plan.shape(x);
-        let shape = Shape {
-            images: input.n,
-            height: input.h,
-            width: input.w,
-            inputs: channels(x),
-            outputs: channels(y),
-            kernel: attrs.kernel,
-            stride: attrs.stride,
-            pad: attrs.pad,
-            groups: attrs.groups,
-            input_pitch: plan.placement(x).pitch,
-            output_pitch: plan.placement(y).pitch,
-        };
-        if bytes(x) { shape.over_bytes() } else { shape }
-    };
+/// The unique requests of a model's training step, with how often each occurs, in order of first use.
+fn requests(name: &str, batch: usize, side: usize, precision: Precision) -> Result<Vec<(Request, usize)>, ModelError> {
+    let model = Model::load(name, Some(NC))?;
+    let backend = CudaBackend::new(CudaOptions { precision, tf32: false, tune: true, capture: false });
+    let step =
+        compile_step(&model, [batch, side, side], Recompute::Level(Level::KeepAll), (&backend, precision), false);
     let mut found: Vec<(Request, usize)> = Vec::new();
     let mut index: HashMap<Request, usize> = HashMap::new();
-    for node in plan.graph().nodes() {
-        let request = match &node.op {
-            Op::Conv2d(c) => {
-                let single = plan.precision().of(plan.graph().tensor(c.y).kind) == DType::F32;
-                let request = Request::new(shape(c.x, c.y, c.attrs), Pass::Forward, format);
-                Request { output: if single { Format::F32 } else { format }, bytes: bytes(c.x), ..request }
-            }
-            Op::ConvDataGrad(c) => {
-                let request = Request::new(shape(c.dx, c.dy, c.attrs), Pass::Data, format);
-                Request { add: c.accumulate, ..request }
-            }
-            Op::ConvWeightGrad(c) => {
-                let request = Request::new(shape(c.x, c.dy, c.attrs), Pass::Weight, format);
-                Request { add: true, bytes: bytes(c.x), ..request }
-            }
-            _ => continue,
-        };
+    let graph = step.plan.graph();
+    for request in graph.nodes().iter().filter_map(|node| backend.request(&node.op, graph, precision)) {
         let at = *index.entry(request).or_insert(found.len());
         if at == found.len() {
             found.push((request, 0));
         }
         found[at].1 += 1;
     }
-    found
+    Ok(found)
 }
 
 /// Least milliseconds that a request takes.
-fn bound(request: &Request) -> f64 {
-    1e3 * (request.shape.flops() / FLOPS).max(request.bytes() as f64 / BYTES)
+fn least(request: &Request) -> f64 {
+    bound(request.shape.flops(), request.bytes() as f64)
 }
 
 /// Memory for any of the requests: two operands, a result, and scratch.
@@ -154,17 +61,7 @@ impl Pool {
         };
         let elements = requests.iter().map(largest).max().unwrap_or(0);
         let space = requests.iter().map(workspace).max().unwrap_or(0);
-        // Values below one of both signs in any format: zeros would run faster than data do.
-        let values: Vec<u32> = (0..1 << 20).map(|i| (testkit::mix(i) as u32 & 0x807F_807F) | 0x3E80_3E80).collect();
-        let operand = || {
-            let bytes = (elements * 4).next_multiple_of(size_of_val(&values[..]));
-            let mut buffer = gpu.allocate(bytes)?;
-            for at in (0..bytes).step_by(size_of_val(&values[..])) {
-                buffer.write(at, &values)?;
-            }
-            Ok::<_, CudaError>(buffer)
-        };
-        let operands = [operand()?, operand()?];
+        let operands = [random(gpu, elements * 4)?, random(gpu, elements * 4)?];
         let scratch = gpu.allocate(usize::try_from(space).unwrap_or(usize::MAX))?;
         Ok(Self { operands, result: gpu.allocate(elements * 4)?, scratch })
     }
@@ -185,7 +82,7 @@ fn measure(gpu: &Gpu, pool: &Pool, convolutions: &mut Convolutions, request: Req
     let id = convolutions.prepare(request, true)?;
     let places = pool.places(request.pass);
     // SAFETY: four bytes for each element of the largest tensor, and the largest workspace.
-    let ms = time(gpu, 10, 9, &mut || unsafe { convolutions.run(id, places) })?;
+    let ms = time(gpu, 10, 9, |_| unsafe { convolutions.run(id, places) })?;
     Ok((ms, convolutions.choice(id).unwrap_or_default().to_owned()))
 }
 
@@ -205,14 +102,14 @@ fn table(
             Err(error) => println!("{request}: {error}"),
         }
     }
-    let loss = |m: &(Request, usize, f64, String)| m.1 as f64 * (m.2 - bound(&m.0));
+    let loss = |m: &(Request, usize, f64, String)| m.1 as f64 * (m.2 - least(&m.0));
     measured.sort_by(|a, b| loss(b).total_cmp(&loss(a)));
     println!(
         "\n{title}\n{:<58} {:>5} {:<9} {:<30} {:>8} {:>8} {:>6} {:>8}",
         "", "count", "served by", "as", "ms", "bound", "times", "all, ms"
     );
     for (request, count, ms, way) in &measured {
-        let (least, server) = (bound(request), serve(request).name());
+        let (least, server) = (least(request), serve(request).name());
         let all = *count as f64 * ms;
         println!(
             "{:<58} {count:>5} {server:<9} {way:<30} {ms:>8.4} {least:>8.4} {:>6.2} {all:>8.3}",
@@ -227,7 +124,7 @@ fn table(
     let mut total = (0.0, 0.0);
     for pass in Pass::ALL {
         let of_pass = measured.iter().filter(|m| m.0.pass == pass);
-        let sum = of_pass.fold((0.0, 0.0), |s, m| (s.0 + m.1 as f64 * m.2, s.1 + m.1 as f64 * bound(&m.0)));
+        let sum = of_pass.fold((0.0, 0.0), |s, m| (s.0 + m.1 as f64 * m.2, s.1 + m.1 as f64 * least(&m.0)));
         total = (total.0 + sum.0, total.1 + sum.1);
         println!("{:<8} {:>8.2} ms, bound {:>8.2}", pass.name(), sum.0, sum.1);
     }
@@ -257,7 +154,7 @@ fn list(title: &str, requests: &[(Request, usize)]) {
     println!("\n{title}\n{:<58} {:>5} {:<9} {:>9} {:>8}", "", "count", "served by", "MiB", "bound");
     let mut total = 0.0;
     for (request, count) in requests {
-        let (least, server) = (bound(request), serve(request).name());
+        let (least, server) = (least(request), serve(request).name());
         let space = workspace(request) as f64 / f64::from(1 << 20);
         println!("{:<58} {count:>5} {server:<9} {space:>9.1} {least:>8.4}", request.to_string());
         total += *count as f64 * least;
@@ -274,8 +171,8 @@ fn run() -> Result<(), CudaError> {
     let (batch, side) = (setting("BATCH", 64), setting("IMG", 640));
     let mut lists = Vec::new();
     for name in setting("MODELS", "yolov9-t,yolov9-s,yolov9-m".to_owned()).split(',') {
-        match plan(name, batch, side, precision) {
-            Ok(plan) => lists.push((format!("{name}, batch {batch}, {side} px"), requests(&plan, format))),
+        match requests(name, batch, side, precision) {
+            Ok(requests) => lists.push((format!("{name}, batch {batch}, {side} px"), requests)),
             Err(error) => println!("{name}: {error}"),
         }
     }
@@ -308,12 +205,5 @@ fn run() -> Result<(), CudaError> {
 }
 
 fn main() {
-    match run() {
-        Ok(()) => {}
-        Err(error @ CudaError::Missing { .. }) => println!("skipped: {error}"),
-        Err(error) => {
-            eprintln!("error: {error}");
-            std::process::exit(1);
-        }
-    }
+    finish(run());
 }

@@ -1,23 +1,24 @@
 //! The memory-bound kernels against the card's memory: GB/s over the bytes that each must move, beside 4.8 TB/s (one
 //! H200). Needs a GPU; without one it says so and ends.
 //!
-//! `cargo bench -p yolov9-cuda --bench kernels`, with a part of kernels' names behind `--` for those alone. Tensors are 105 MB in bf16 and go through four copies of the operands,
-//! so that little is left in the cache from one launch to the next. Times are medians of nine runs of eight launches.
+//! `cargo bench -p yolov9-cuda --bench kernels`, with a part of kernels' names behind `--` for those alone. Tensors are
+//! 105 MB in bf16 and go through four copies of the operands, so that little is left in the cache from one launch to the
+//! next. Times are medians of nine replays of a graph of eight launches.
 
+mod common;
+
+use common::{MEMORY, finish, random, time};
 use cuda::kernels::{
     Activate, Add, AveragePool, Bias, BnApply, BnBackward, BnReduce, BnStats, Branch, BranchGrad, BranchSums, Commit,
     CommitBuffers, CommitChunk, CommitScalars, Copy, Decode, DecodeLevel, Fill, MaxPool, Nms, NmsBuffers, Normalize,
     Predictions, RawReport, Resize,
 };
 use cuda::{Buffer, Format, Gpu, Result, View};
-use cudarc::driver::sys::CUevent_flags;
 use detect::nms::NmsConfig;
 use graph::ops::PoolAttrs;
 use graph::{Activation, CommitStep, GroupScalars, OptimizerKind, ParamGroup};
 
-/// Bytes a second of an H200's memory.
-const BOUND: f64 = 4.8e12;
-/// Copies of the operands, launches between two events, and such runs.
+/// Copies of the operands, launches in a graph, and replays of it.
 const SETS: usize = 4;
 const LAUNCHES: usize = 8;
 const RUNS: usize = 9;
@@ -67,21 +68,9 @@ struct Bench {
 }
 
 impl Bench {
-    /// An arena of bf16 between -1 and 1, which are such values in float32 too.
     fn new() -> Result<Self> {
         let gpu = Gpu::open(0)?;
-        let mut arena = gpu.allocate(SETS * SET)?;
-        let mut seed = 7u32;
-        let pattern: Vec<u16> = (0..(64usize << 20) / 2)
-            .map(|_| {
-                seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                let value = (seed >> 8) as f32 / 8_388_608.0 - 1.0;
-                (value.to_bits() >> 16) as u16
-            })
-            .collect();
-        for part in 0..SETS * SET / (64 << 20) {
-            arena.write(part * (64 << 20), &pattern)?;
-        }
+        let arena = random(&gpu, SETS * SET)?;
         println!("{:44} {:>20} {:>8} {:>9} {:>7}", "kernel", "shape", "us", "GB/s", "of 4.8");
         let filter = std::env::args().skip(1).find(|a| !a.starts_with('-')).unwrap_or_default();
         Ok(Self { gpu, arena, rows: Vec::new(), filter })
@@ -104,37 +93,22 @@ impl Bench {
                 place(&mut Room { next, end: next + SET as u64 })
             })
             .collect();
-        let flags = Some(CUevent_flags::CU_EVENT_DEFAULT);
-        let (context, stream) = (self.gpu.context(), self.gpu.stream());
-        let (start, end) = (context.new_event(flags)?, context.new_event(flags)?);
-        let mut times = Vec::new();
-        for run in 0..RUNS + 2 {
-            start.record(stream)?;
-            for i in 0..LAUNCHES {
-                launch(&sets[i % SETS].1)?;
-            }
-            end.record(stream)?;
-            end.synchronize()?;
-            if run >= 2 {
-                times.push(f64::from(start.elapsed_ms(&end)?) * 1e3 / LAUNCHES as f64);
-            }
-        }
-        times.sort_by(f64::total_cmp);
-        let (us, bytes) = (times[times.len() / 2], sets[0].0);
+        let us = 1e3 * time(&self.gpu, LAUNCHES, RUNS, |i| launch(&sets[i % SETS].1))?;
+        let bytes = sets[0].0;
         let rate = bytes as f64 / us * 1e-3;
-        println!("{name:44} {shape:>20} {us:8.1} {rate:9.0} {:6.1}%", rate * 1e9 / BOUND * 100.0);
+        println!("{name:44} {shape:>20} {us:8.1} {rate:9.0} {:6.1}%", rate * 1e9 / MEMORY * 100.0);
         self.rows.push(serde_json::json!({
-            "kernel": name, "shape": shape, "us": us, "bytes": bytes, "gb_per_s": rate, "of_bound": rate * 1e9 / BOUND,
+            "kernel": name, "shape": shape, "us": us, "bytes": bytes, "gb_per_s": rate, "of_bound": rate * 1e9 / MEMORY,
         }));
         Ok(())
     }
 }
 
-fn main() -> Result<()> {
-    if Gpu::count() == 0 {
-        println!("skipped: no NVIDIA GPU");
-        return Ok(());
-    }
+fn main() {
+    finish(benches());
+}
+
+fn benches() -> Result<()> {
     let mut bench = Bench::new()?;
     println!("{}", bench.gpu.properties().name);
     for shape in [[64, 160, 160, 32], [64, 80, 80, 128], [64, 40, 40, 512]] {
@@ -320,7 +294,7 @@ fn maps(bench: &mut Bench, shape: [usize; 4]) -> Result<()> {
 fn pools(bench: &mut Bench) -> Result<()> {
     let max_pool = MaxPool::load(&bench.gpu)?;
     let five = PoolAttrs { kernel: 5, stride: 1, pad: 2 };
-    for shape in [[64, 20, 20, 256], [256, 20, 20, 512]] {
+    for shape in [[64, 20, 20, 256], [256, 20, 20, 512], [64, 40, 40, 512]] {
         let (name, pixels) = (text(shape), shape[0] * shape[1] * shape[2]);
         let bytes = pixels * shape[3] * 2;
         bench.case(
@@ -486,7 +460,8 @@ fn detections(bench: &mut Bench) -> Result<()> {
                     predictions: at,
                     wanted: None,
                     scratch: room.bytes(Nms::scratch(shape, &config)),
-                    detections: room.bytes(images * config.max_det * 24),
+                    detections: room.bytes(images * config.max_det * 32),
+                    detections_pitch: 8,
                     found: room.bytes(images * 4),
                 };
                 (images * anchors * (4 + nc) * 4, buffers)

@@ -2,11 +2,14 @@
 //! it says so and ends.
 //!
 //! `cargo bench -p yolov9-cuda --bench loss`. Batch 64, 640 px, 80 classes, 7 boxes an image, two branches. Times are
-//! medians of 15 replays of a graph of ten calls each; a kernel's is what it adds to those before it. Bound: bytes at 4.8 TB/s (one H200).
+//! medians of 15 replays of a graph of ten calls each; a kernel's is what it adds to those before it. Bound: bytes at
+//! 4.8 TB/s (one H200).
 
+mod common;
+
+use common::{MEMORY, finish, time};
 use cuda::kernels::loss::{DeviceTargets, Head, Kernel, Layout, LevelMaps, Loss};
-use cuda::{Buffer, CudaError, Format, Gpu, Result, View};
-use cudarc::driver::sys;
+use cuda::{Buffer, Format, Gpu, Result, View};
 use detect::LossConfig;
 use detect::external::LOSS_VALUES;
 
@@ -14,7 +17,6 @@ const BATCH: usize = 64;
 const SIDE: usize = 640;
 const CLASSES: usize = 80;
 const BOXES: usize = 7;
-const BYTES: f64 = 4.8e12;
 /// Calls in one graph, and replays of it.
 const CALLS: usize = 10;
 const REPLAYS: usize = 15;
@@ -27,36 +29,6 @@ impl Random {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         (testkit::mix(self.0) >> 40) as f32 / (1u64 << 24) as f32
     }
-}
-
-/// Median milliseconds of one call.
-fn time(gpu: &Gpu, mut call: impl FnMut() -> Result<()>) -> Result<f64> {
-    call()?;
-    gpu.synchronize()?;
-    let stream = gpu.stream();
-    stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED)?;
-    let mut outcome = Ok(());
-    for _ in 0..CALLS {
-        outcome = outcome.and_then(|()| call());
-    }
-    let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
-    let graph = stream.end_capture(flags)?;
-    outcome?;
-    let graph = graph.expect("calls were captured");
-    let flags = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
-    let (start, end) = (stream.context().new_event(flags)?, stream.context().new_event(flags)?);
-    let mut times = Vec::new();
-    for i in 0..REPLAYS + 2 {
-        start.record(stream)?;
-        graph.launch()?;
-        end.record(stream)?;
-        end.synchronize()?;
-        if i >= 2 {
-            times.push(f64::from(start.elapsed_ms(&end)?) / CALLS as f64);
-        }
-    }
-    times.sort_by(f64::total_cmp);
-    Ok(times[times.len() / 2])
 }
 
 fn filled<T: bytemuck::Pod>(gpu: &Gpu, values: &[T]) -> Result<Buffer> {
@@ -126,12 +98,12 @@ fn bench(gpu: &Gpu, format: Option<Format>) -> Result<()> {
     let written = format.map_or(0, Format::bytes) as f64;
     println!("\ngradients {}, scratch {} MB", format.map_or("none", Format::name), layout.bytes / 1_000_000);
     let row = |name: &str, ms: f64, bytes: f64| {
-        println!("| {name:<8} | {ms:>7.3} ms | {:>7.1} MB | bound {:>6.3} ms |", bytes / 1e6, 1e3 * bytes / BYTES);
+        println!("| {name:<8} | {ms:>7.3} ms | {:>7.1} MB | bound {:>6.3} ms |", bytes / 1e6, 1e3 * bytes / MEMORY);
     };
     let mut before = 0.0;
     for (i, kernel) in Kernel::ALL.into_iter().enumerate() {
         // A step changes what it works on, so each is timed as what it adds to those before.
-        let ms = time(gpu, || {
+        let ms = time(gpu, CALLS, REPLAYS, |_| {
             // SAFETY: the head describes buffers that live on.
             Kernel::ALL[..=i].iter().try_for_each(|&k| unsafe { loss.launch(k, &head) })
         })?;
@@ -150,10 +122,6 @@ fn bench(gpu: &Gpu, format: Option<Format>) -> Result<()> {
 }
 
 fn benches() -> Result<()> {
-    if Gpu::count() == 0 {
-        println!("skipped: no CUDA device");
-        return Ok(());
-    }
     let gpu = Gpu::open(0)?;
     println!("{}", gpu.properties().name);
     for format in [Some(Format::Bf16), Some(Format::F16), Some(Format::F32), None] {
@@ -163,12 +131,5 @@ fn benches() -> Result<()> {
 }
 
 fn main() {
-    match benches() {
-        Ok(()) => {}
-        Err(error @ CudaError::Missing { .. }) => println!("skipped: {error}"),
-        Err(error) => {
-            eprintln!("error: {error}");
-            std::process::exit(1);
-        }
-    }
+    finish(benches());
 }

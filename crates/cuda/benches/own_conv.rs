@@ -4,14 +4,14 @@
 //! H200), the larger. Times are medians of 15 replays of a graph of calls, which go round enough sets of buffers that
 //! none finds its operands in the second-level cache.
 
-use cuda::cudnn::Pass;
-use cuda::kernels::own_conv::{OwnConv, Request, workspace};
+mod common;
+
+use common::{bound, finish, random, time};
+use cuda::conv::{Pass, Request, Shape};
+use cuda::kernels::own_conv::{OwnConv, serves, workspace};
 use cuda::{Buffer, Format, Gpu, Result};
-use cudarc::driver::sys;
 
 const IMAGES: usize = 64;
-const FLOPS: f64 = 600e12;
-const BYTES: f64 = 3.6e12;
 const REPLAYS: usize = 15;
 /// Calls in one graph.
 const CALLS: usize = 24;
@@ -26,93 +26,47 @@ struct Bench {
     space: Buffer,
 }
 
-/// Elements of x, w and y, packed, and bytes of each.
-fn extents(r: &Request) -> ([usize; 3], [usize; 3]) {
-    let out = |extent: usize| (extent + 2 * r.pad - r.kernel) / r.stride + 1;
-    let x = r.images * r.height * r.width * if r.bytes { 3 } else { r.inputs };
-    let w = r.outputs * r.kernel * r.kernel * r.inputs / r.groups;
-    let y = r.images * out(r.height) * out(r.width) * r.outputs;
-    let size = |pass| if r.pass == pass { r.output.bytes() } else { r.operands.bytes() };
-    let x_bytes = if r.bytes { x } else { x * size(Pass::Data) };
-    ([x, w, y], [x_bytes, w * size(Pass::Weight), y * size(Pass::Forward)])
+/// Bytes of x, w and y.
+fn extents(r: &Request) -> [usize; 3] {
+    let s = &r.shape;
+    let size = |pass| if r.pass == pass { r.result().bytes() } else { r.format.bytes() };
+    let x = s.in_pixels() * s.input_pitch * if r.bytes { 1 } else { size(Pass::Data) };
+    [x, s.weights() * size(Pass::Weight), s.out_pixels() * s.output_pitch * size(Pass::Forward)]
 }
 
 impl Bench {
     fn new() -> Result<Self> {
         let gpu = Gpu::open(0)?;
-        let bytes = 6usize << 30;
-        let mut pool = gpu.allocate(bytes)?;
-        // Values below one in any format: the same 16 MB again and again, at odd distances from each other's use.
-        let values: Vec<u16> = (0..8u64 << 20)
-            .map(|i| {
-                let bits = testkit::mix(i);
-                half::bf16::from_f32((bits >> 40) as f32 / (1u64 << 23) as f32 - 1.0).to_bits()
-            })
-            .collect();
-        for at in (0..bytes).step_by(16 << 20) {
-            pool.write(at, &values)?;
-        }
-        let space = gpu.allocate(64 << 20)?;
+        let (pool, space) = (random(&gpu, 6 << 30)?, gpu.allocate(64 << 20)?);
         Ok(Self { own: OwnConv::new(&gpu), gpu, pool, space })
     }
 
     /// Median milliseconds of one call.
     fn time(&self, r: &Request) -> Result<f64> {
         let pass = self.own.prepare(r)?;
-        let (_, bytes) = extents(r);
-        let sizes = bytes.map(|b| (b + 4096).next_multiple_of(4096));
+        let sizes = extents(r).map(|b| (b + 4096).next_multiple_of(4096));
         let one: usize = sizes.iter().sum();
         let sets = ROUND.div_ceil(one).clamp(2, CALLS).min(self.pool.bytes() / one).max(1);
         assert!(one * sets <= self.pool.bytes() && workspace(r) <= self.space.bytes() as u64);
-        let call = |i: usize| {
+        time(&self.gpu, CALLS, REPLAYS, |i| {
             let x = self.pool.address() + ((i % sets) * one) as u64;
             let w = x + sizes[0] as u64;
             // SAFETY: the pool holds the sets, the workspace what was asserted.
             unsafe { pass.run([x, w, w + sizes[1] as u64], self.space.address()) }
-        };
-        let stream = self.gpu.stream();
-        call(0)?;
-        self.gpu.synchronize()?;
-        stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED)?;
-        let outcome = (0..CALLS).try_for_each(call);
-        let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
-        let graph = stream.end_capture(flags)?;
-        outcome?;
-        let graph = graph.expect("calls were captured");
-        let flags = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
-        let (start, end) = (stream.context().new_event(flags)?, stream.context().new_event(flags)?);
-        let mut times = Vec::new();
-        for i in 0..REPLAYS + 2 {
-            start.record(stream)?;
-            graph.launch()?;
-            end.record(stream)?;
-            end.synchronize()?;
-            if i >= 2 {
-                times.push(f64::from(start.elapsed_ms(&end)?) / CALLS as f64);
-            }
-        }
-        times.sort_by(f64::total_cmp);
-        Ok(times[times.len() / 2])
+        })
     }
 
     fn row(&self, what: &str, base: Request) -> Result<()> {
         let mut text = format!("| {what:<36} |");
         for pass in Pass::ALL {
-            let output = match pass {
-                Pass::Weight => Format::F32,
-                Pass::Forward => base.output,
-                Pass::Data => base.operands,
-            };
-            let r = Request { pass, output, add: pass == Pass::Weight, ..base };
-            if !cuda::kernels::own_conv::serves(&r) {
+            let r = Request { pass, add: pass == Pass::Weight, ..base };
+            if !serves(&r) {
                 text += "      -      -     - |";
                 continue;
             }
-            let (elements, bytes) = extents(&r);
-            let flops = 2.0 * elements[2] as f64 * (elements[1] / r.outputs) as f64;
             // A stem's padding is no work.
-            let flops = if r.stride == 2 { flops * 3.0 / 8.0 } else { flops };
-            let bound = 1e3 * (flops / FLOPS).max(bytes.iter().sum::<usize>() as f64 / BYTES);
+            let work = if r.shape.inputs == 8 { 3.0 / 8.0 } else { 1.0 };
+            let bound = bound(r.shape.flops() * work, r.bytes() as f64);
             let ms = self.time(&r)?;
             text += &format!(" {ms:>6.4} {bound:>6.4} {:>5.2} |", ms / bound);
         }
@@ -122,24 +76,8 @@ impl Bench {
 }
 
 fn request(side: usize, inputs: usize, outputs: usize, kernel: usize, stride: usize, groups: usize) -> Request {
-    Request {
-        images: IMAGES,
-        height: side,
-        width: side,
-        inputs,
-        outputs,
-        kernel,
-        stride,
-        pad: kernel / 2,
-        groups,
-        input_pitch: inputs,
-        output_pitch: outputs,
-        pass: Pass::Forward,
-        operands: Format::Bf16,
-        output: Format::Bf16,
-        add: false,
-        bytes: false,
-    }
+    let shape = Shape { groups, ..Shape::packed(IMAGES, side, inputs, outputs, kernel, stride) };
+    Request::new(shape, Pass::Forward, Format::Bf16)
 }
 
 fn bench() -> Result<()> {
@@ -149,7 +87,8 @@ fn bench() -> Result<()> {
     for outputs in [16, 32, 64] {
         let stem = request(640, 8, outputs, 3, 2, 1);
         bench.row(&format!("stem 3->{outputs} @640"), stem)?;
-        bench.row(&format!("stem 3->{outputs} @640 from bytes"), Request { bytes: true, input_pitch: 3, ..stem })?;
+        let bytes = Request { bytes: true, shape: stem.shape.over_bytes(), ..stem };
+        bench.row(&format!("stem 3->{outputs} @640 from bytes"), bytes)?;
     }
     for (side, inputs, outputs) in [(320, 16, 32), (320, 32, 64), (159, 32, 64)] {
         bench.row(&format!("3x3 {inputs}->{outputs} stride 2 @{side}"), request(side, inputs, outputs, 3, 2, 1))?;
@@ -168,12 +107,5 @@ fn bench() -> Result<()> {
 }
 
 fn main() {
-    if Gpu::count() == 0 {
-        println!("skipped: no NVIDIA GPU");
-        return;
-    }
-    if let Err(error) = bench() {
-        eprintln!("error: {error}");
-        std::process::exit(1);
-    }
+    finish(bench());
 }

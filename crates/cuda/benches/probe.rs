@@ -4,99 +4,48 @@
 //! `cargo bench -p yolov9-cuda --bench probe`. Bounds: FLOPs at 600 TFLOP/s or bytes at 3.6 TB/s (one H200), the
 //! larger. Times are medians of 15 replays of a graph of ten calls each.
 
-use cuda::Format;
+mod common;
+
+use common::{bound, finish, random, time};
 use cuda::conv::{Pass, Shape};
 use cuda::cublaslt::{CublasLt, Formats};
 use cuda::cudnn::{Convolution, Cudnn, Wanted, usable};
 use cuda::libraries::{self, Library};
-use cuda::{CudaError, Result};
-use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, PushKernelArg, sys};
-use std::sync::Arc;
+use cuda::{Buffer, Format, Gpu, Result};
 
 const IMAGES: usize = 64;
 const WORKSPACE: usize = 128 << 20;
-const FLOPS: f64 = 600e12;
-const BYTES: f64 = 3.6e12;
 /// Calls in one graph, and replays of it.
 const CALLS: usize = 10;
 const REPLAYS: usize = 15;
 
-/// Uniform bf16 values in (-1, 1) from a hash of the index.
-const FILL: &str = r#"
-extern "C" __global__ void fill(unsigned short* p, unsigned long long n, unsigned seed) {
-    for (unsigned long long i = blockIdx.x * (unsigned long long)blockDim.x + threadIdx.x; i < n;
-         i += (unsigned long long)gridDim.x * blockDim.x) {
-        unsigned h = (unsigned)i * 0x9E3779B9u ^ seed ^ (unsigned)(i >> 32);
-        h ^= h >> 16; h *= 0x7FEB352Du; h ^= h >> 15; h *= 0x846CA68Bu; h ^= h >> 16;
-        p[i] = (unsigned short)(__float_as_uint((float)(int)h * (1.0f / 2147483648.0f)) >> 16);
-    }
-}
-"#;
-
 struct Bench {
-    stream: Arc<CudaStream>,
+    gpu: Gpu,
     cudnn: Cudnn,
     lt: CublasLt,
-    pool: CudaSlice<u16>,
-    workspace: CudaSlice<u8>,
+    /// Random values, from which every operand is taken.
+    pool: Buffer,
+    workspace: Buffer,
 }
 
 impl Bench {
     fn new() -> Result<Self> {
-        libraries::load(Library::Driver)?;
-        libraries::load(Library::Nvrtc)?;
-        let context = CudaContext::new(0)?;
-        let stream = context.new_stream()?;
-        // SAFETY: one stream only: nothing needs the events between streams.
-        unsafe { context.disable_event_tracking() };
-        let mut pool = stream.alloc_zeros::<u16>(3usize << 30)?;
-        let ptx = cudarc::nvrtc::compile_ptx(FILL).expect("the kernel compiles");
-        let fill = context.load_module(ptx)?.load_function("fill")?;
-        let (n, seed) = (pool.len() as u64, 7u32);
-        let config =
-            cudarc::driver::LaunchConfig { grid_dim: (2048, 1, 1), block_dim: (256, 1, 1), shared_mem_bytes: 0 };
-        // SAFETY: the kernel writes `n` elements of the pool.
-        unsafe { stream.launch_builder(&fill).arg(&mut pool).arg(&n).arg(&seed).launch(config) }?;
-        let workspace = stream.alloc_zeros::<u8>(WORKSPACE)?;
-        stream.synchronize()?;
-        let (cudnn, lt) = (Cudnn::new(stream.clone())?, CublasLt::new(stream.clone())?);
-        Ok(Self { stream, cudnn, lt, pool, workspace })
+        let gpu = Gpu::open(0)?;
+        let (pool, workspace) = (random(&gpu, 6 << 30)?, gpu.allocate(WORKSPACE)?);
+        let (cudnn, lt) = (Cudnn::new(gpu.stream().clone())?, CublasLt::new(gpu.stream().clone())?);
+        Ok(Self { gpu, cudnn, lt, pool, workspace })
     }
 
     /// Places of x, w, y (and float32 weights) in the pool, gigabytes apart.
     fn places(&self, bytes_in: usize) -> [u64; 3] {
-        let (base, _) = self.pool.device_ptr(&self.stream);
+        let base = self.pool.address();
         let (w, gap) = (base, 256u64 << 20);
         [base + gap, w, base + gap + (bytes_in as u64).next_multiple_of(1 << 20)]
     }
 
     /// Median milliseconds of one call.
     fn time(&self, mut call: impl FnMut() -> Result<()>) -> Result<f64> {
-        call()?;
-        self.stream.synchronize()?;
-        self.stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED)?;
-        let mut outcome = Ok(());
-        for _ in 0..CALLS {
-            outcome = outcome.and_then(|()| call());
-        }
-        let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
-        let graph = self.stream.end_capture(flags)?;
-        outcome?;
-        let graph = graph.expect("calls were captured");
-        let flags = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
-        let (start, end) = (self.stream.context().new_event(flags)?, self.stream.context().new_event(flags)?);
-        let mut times = Vec::new();
-        for i in 0..REPLAYS + 2 {
-            start.record(&self.stream)?;
-            graph.launch()?;
-            end.record(&self.stream)?;
-            end.synchronize()?;
-            if i >= 2 {
-                times.push(f64::from(start.elapsed_ms(&end)?) / CALLS as f64);
-            }
-        }
-        times.sort_by(f64::total_cmp);
-        Ok(times[times.len() / 2])
+        time(&self.gpu, CALLS, REPLAYS, |_| call())
     }
 
     /// The fastest of cuDNN's first picks, in ms, with its number; `None` where none may be used.
@@ -107,7 +56,7 @@ impl Bench {
         let Ok(all) = self.cudnn.algorithms(&conv, pass) else { return Ok(None) };
         let Ok(picks) = usable(all, WORKSPACE, "probe") else { return Ok(None) };
         let places = self.places(shape.in_pixels() * shape.input_pitch * 2);
-        let (workspace, _) = self.workspace.device_ptr(&self.stream);
+        let workspace = self.workspace.address();
         let mut best: Option<(f64, i32)> = None;
         for pick in picks.into_iter().take(4) {
             // SAFETY: the pool is larger than any of the tensors together.
@@ -126,7 +75,7 @@ impl Bench {
         let wanted = Wanted { exact: false, workspace: WORKSPACE, engines: 12 };
         let Ok(plans) = self.cudnn.plans(shape, pass, formats, false, wanted) else { return Ok(None) };
         let places = self.places(shape.in_pixels() * shape.input_pitch * 2);
-        let (workspace, _) = self.workspace.device_ptr(&self.stream);
+        let workspace = self.workspace.address();
         let mut best: Option<(f64, i64)> = None;
         for plan in &plans {
             // SAFETY: as above.
@@ -141,7 +90,7 @@ impl Bench {
     fn lt(&self, shape: &Shape, pass: Pass) -> Result<Option<(f64, usize)>> {
         let product = self.lt.product(shape, pass, Formats::all(Format::Bf16))?;
         let places = self.places(shape.in_pixels() * shape.input_pitch * 2);
-        let (workspace, _) = self.workspace.device_ptr(&self.stream);
+        let workspace = self.workspace.address();
         let Ok(picks) = self.lt.algorithms(&product, WORKSPACE, 8) else { return Ok(None) };
         let mut best: Option<(f64, usize)> = None;
         for (i, pick) in picks.iter().enumerate() {
@@ -160,7 +109,7 @@ impl Bench {
         let mut text = format!("| {what:<44} |");
         for pass in Pass::ALL {
             let bytes = 2 * (shape.in_pixels() * shape.inputs + shape.out_pixels() * shape.outputs + shape.weights());
-            let bound = 1e3 * (shape.flops() / FLOPS).max(bytes as f64 / BYTES);
+            let bound = bound(shape.flops(), bytes as f64);
             let show = |found: Option<f64>| found.map_or("-".to_owned(), |ms| format!("{ms:.3}"));
             let cudnn = self.cudnn(shape, pass)?;
             text += &format!(" {:>6}", show(cudnn.map(|c| c.0)));
@@ -182,8 +131,7 @@ impl Bench {
 
 fn probe() -> Result<()> {
     let bench = Bench::new()?;
-    let context = bench.stream.context();
-    println!("{}, cuDNN {}", context.name()?, Cudnn::version()?);
+    println!("{}, cuDNN {}", bench.gpu.properties().name, Cudnn::version()?);
     for library in Library::ALL {
         println!(
             "{:<16} {}",
@@ -278,12 +226,5 @@ fn probe() -> Result<()> {
 }
 
 fn main() {
-    match probe() {
-        Ok(()) => {}
-        Err(error @ CudaError::Missing { .. }) => println!("skipped: {error}"),
-        Err(error) => {
-            eprintln!("error: {error}");
-            std::process::exit(1);
-        }
-    }
+    finish(probe());
 }

@@ -3,10 +3,10 @@
 use crate::conv::{self, Pass, Request, Shape};
 use crate::executor::CudaOptions;
 use crate::kernels::loss::Loss;
-use crate::kernels::{Bias, BnReduce, BnStats, MaxPool};
+use crate::kernels::{Bias, BnReduce, BnStats, MaxPool, Nms, Predictions};
 use crate::view::Format;
-use detect::external::DetectionLoss;
-use graph::ops::{Conv2d, ConvAttrs};
+use detect::external::{DetectionLoss, Suppress};
+use graph::ops::{Conv2d, ConvAttrs, External};
 use graph::{Backend, DType, Graph, Kind, Op, Precision, TensorId};
 
 /// NVIDIA GPUs as plans are compiled for them. Needs no card and no driver.
@@ -18,6 +18,11 @@ pub struct CudaBackend {
 impl CudaBackend {
     pub fn new(options: CudaOptions) -> Self {
         Self { options }
+    }
+
+    /// What a convolution asks of the card; `None` for other ops.
+    pub fn request(&self, op: &Op, graph: &Graph, precision: Precision) -> Option<Request> {
+        request(op, graph, precision, self.options.tf32)
     }
 }
 
@@ -52,20 +57,32 @@ impl Backend for CudaBackend {
                 let (pixels, channels) = extent(p.dy);
                 MaxPool::scratch(pixels, channels, p.attrs)
             }
-            Op::External(e) => match e.spec.as_any().downcast_ref::<DetectionLoss>() {
-                Some(spec) => {
-                    let map = |level: usize| graph.tensor(e.inputs[2 * level]).shape;
-                    let anchors = (0..spec.levels).map(|level| map(level).h * map(level).w).sum();
-                    Loss::scratch(spec.branches, spec.levels, map(0).n, anchors, spec.max_boxes) as usize
-                }
-                None => 0,
-            },
+            Op::External(e) => external(e, graph),
             _ => 0,
         };
         // A convolution's weight gradient is done with its scratch before the bias's begins.
-        let library = request(op, graph, precision, self.options.tf32).map_or(0, |r| conv::workspace(&r));
+        let library = self.request(op, graph, precision).map_or(0, |r| conv::workspace(&r));
         library.max(own as u64)
     }
+}
+
+/// Scratch bytes of kernels that serve an external op.
+fn external(op: &External, graph: &Graph) -> usize {
+    let shape = |input: usize| graph.tensor(op.inputs[input]).shape;
+    let spec = op.spec.as_any();
+    if let Some(spec) = spec.downcast_ref::<DetectionLoss>() {
+        let anchors = (0..spec.levels).map(|level| shape(2 * level).h * shape(2 * level).w).sum();
+        return Loss::scratch(spec.branches, spec.levels, shape(0).n, anchors, spec.max_boxes) as usize;
+    }
+    if let Some(spec) = spec.downcast_ref::<Suppress>() {
+        return Nms::scratch(predictions(shape(0), graph.tensor(op.inputs[0]).map.physical(), spec), &spec.config);
+    }
+    0
+}
+
+/// The predictions that are suppressed, with so many elements from one to the next.
+pub(crate) fn predictions(shape: graph::Shape, pitch: usize, spec: &Suppress) -> Predictions {
+    Predictions { images: shape.n, rows: shape.w, pitch, nc: spec.nc }
 }
 
 /// Number format of a tensor of this kind; `None` for raw inputs and for float64, which no kernel takes.
@@ -78,7 +95,7 @@ pub(crate) fn format(kind: Kind, precision: Precision) -> Option<Format> {
     }
 }
 
-/// What a convolution asks of the card; `None` for other ops.
+/// As [`CudaBackend::request`], where TF32 is known and the backend is not.
 pub(crate) fn request(op: &Op, graph: &Graph, precision: Precision, tf32: bool) -> Option<Request> {
     let (x, y, attrs, pass, add) = match op {
         Op::Conv2d(c) => (c.x, c.y, c.attrs, Pass::Forward, false),

@@ -10,9 +10,8 @@ use crate::pinned::Pinned;
 use crate::regions::Regions;
 use crate::transfer::Rows;
 use crate::view::Format;
-use cudarc::driver::sys::CUevent_flags;
 use cudarc::driver::{CudaEvent, CudaGraph, result};
-use graph::{CommitStep, LossScale, OptimizerKind, Region, StateSpec, Ticket};
+use graph::{CommitReport, CommitStep, ExecError, LossScale, OptimizerKind, Region, StateSpec, Ticket};
 
 /// Sets of scalars that may be on their way at once.
 const SLOTS: usize = 4;
@@ -26,6 +25,7 @@ pub(crate) struct Committer {
     sent: Vec<(Pinned, CudaEvent)>,
     commits: usize,
     report: Buffer,
+    reports: Answers<()>,
     scratch: Buffer,
     loss_scale: Option<Buffer>,
     /// The three launches of a rule, once it was used.
@@ -41,10 +41,7 @@ impl Committer {
         let table = CommitChunk::table(spec.layout.slots());
         let mut chunks = gpu.allocate(size_of_val(&table[..]))?;
         chunks.write(0, &table)?;
-        let sent = |_| -> Result<(Pinned, CudaEvent)> {
-            let event = gpu.context().new_event(Some(CUevent_flags::CU_EVENT_DISABLE_TIMING))?;
-            Ok((Pinned::new(gpu, size_of::<CommitScalars>())?, event))
-        };
+        let sent = |_| Ok((Pinned::new(gpu, size_of::<CommitScalars>())?, gpu.event()?));
         let mut committer = Self {
             chunks,
             count: table.len(),
@@ -52,6 +49,7 @@ impl Committer {
             sent: (0..SLOTS).map(sent).collect::<Result<_>>()?,
             commits: 0,
             report: gpu.allocate(size_of::<RawReport>())?,
+            reports: Answers::new(gpu)?,
             scratch: gpu.allocate(Commit::scratch(table.len()))?,
             loss_scale: None,
             graph: None,
@@ -93,13 +91,7 @@ impl Committer {
     ///
     /// # Errors
     /// What the driver says.
-    pub fn start(
-        &mut self,
-        engine: &Engine,
-        regions: &Regions,
-        step: &CommitStep,
-        answers: &mut Answers,
-    ) -> Result<Ticket> {
+    pub fn start(&mut self, engine: &Engine, regions: &Regions, step: &CommitStep) -> Result<Ticket> {
         let averages = regions.address(Region::EmaWeights).is_some();
         let step = CommitStep { ema_decay: step.ema_decay.filter(|_| averages), ..step.clone() };
         self.send(engine.gpu(), CommitScalars::new(&step))?;
@@ -115,7 +107,16 @@ impl Committer {
         }
         let bytes = self.report.bytes();
         // SAFETY: all of a buffer.
-        unsafe { answers.start(Rows { at: self.report.address(), rows: 1, width: bytes, pitch: bytes }) }
+        unsafe { self.reports.start(Rows { at: self.report.address(), rows: 1, width: bytes, pitch: bytes }, ()) }
+    }
+
+    /// Waits for what a commit saw.
+    ///
+    /// # Errors
+    /// A ticket whose report is gone, or what the driver says.
+    pub fn finish(&mut self, ticket: &Ticket) -> std::result::Result<CommitReport, ExecError> {
+        let (bytes, ()) = self.reports.finish(ticket)?;
+        Ok(RawReport::of_bytes(bytes).ok_or(ExecError::Ticket)?.into())
     }
 
     /// Sends the scalars of the next commit.

@@ -2,8 +2,8 @@
 
 use crate::error::{CudaError, Result};
 use crate::libraries::{Library, load};
-use cudarc::driver::sys::CUdevice_attribute as Attribute;
-use cudarc::driver::{CudaContext, CudaStream, result};
+use cudarc::driver::sys::{CUdevice_attribute as Attribute, CUevent_flags};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result};
 use std::sync::Arc;
 
 /// What a card is.
@@ -94,6 +94,14 @@ impl Gpu {
     pub fn memory(&self) -> Result<(u64, u64)> {
         let (free, total) = self.context.mem_get_info()?;
         Ok((free as u64, total as u64))
+    }
+
+    /// An event that orders work and does not time it.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub(crate) fn event(&self) -> Result<CudaEvent> {
+        Ok(self.context.new_event(Some(CUevent_flags::CU_EVENT_DISABLE_TIMING))?)
     }
 
     /// Waits for everything that was launched.

@@ -2,18 +2,18 @@
 //!
 //! An op becomes a few launches with all addresses in them, so that running a plan looks nothing up.
 
-use crate::backend::{format, request};
+use crate::backend::{format, predictions, request};
 use crate::conv::{ConvId, Places};
 use crate::engine::Engine;
 use crate::error::{CudaError, Result};
 use crate::executor::{CudaOptions, device};
 use crate::external::{Body, HostOp, Registry};
 use crate::kernels::loss::{DeviceTargets, Head, LevelMaps};
-use crate::kernels::{Branch, BranchGrad, BranchSums, DecodeLevel, RunningEntry};
+use crate::kernels::{Branch, BranchGrad, BranchSums, DecodeLevel, Nms, NmsBuffers, RunningEntry};
 use crate::regions::Regions;
 use crate::transfer::Rows;
 use crate::view::View;
-use detect::external::DetectionLoss;
+use detect::external::{DetectionLoss, Suppress};
 use graph::ops::{self, ConvAttrs, External, Op};
 use graph::{Activation, ExecError, ParamId, Plan, Region, TensorId};
 
@@ -293,6 +293,7 @@ impl Lowering<'_> {
         match body {
             Body::Decode => self.decode(op),
             Body::Loss => self.loss(op),
+            Body::Suppress => self.suppress(op),
             Body::Host(body) => {
                 let work = Work::Host(Box::new(made(body)));
                 self.launches.push(Launch { op: self.at, server: "host".to_owned(), work });
@@ -348,6 +349,29 @@ impl Lowering<'_> {
         let (out, pitch) = (out.at, out.pitch);
         // SAFETY: as in `op`.
         self.card(OWN, move |e| unsafe { e.kernels().decode.run(&levels, nc, out, pitch) });
+        Ok(())
+    }
+
+    fn suppress(&mut self, op: &External) -> std::result::Result<(), ExecError> {
+        let Some(spec) = op.spec.as_any().downcast_ref::<Suppress>() else {
+            return Err(ExecError::UnknownOp(op.spec.name()));
+        };
+        let (input, rows) = (self.view(op.inputs[0])?, self.view(op.outputs[0])?);
+        let (shape, config) = (predictions(self.plan.shape(op.inputs[0]), input.pitch, spec), spec.config.clone());
+        let table = Nms::wanted(&config, spec.nc).map(|wanted| {
+            let mut table = self.engine.gpu().allocate(wanted.len())?;
+            table.write(0, &wanted)?;
+            Ok(table)
+        });
+        let table = table.transpose().map_err(device)?;
+        let (scratch, found) = (self.scratch(), self.address(op.outputs[1]));
+        let (predictions, detections, detections_pitch) = (input.at, rows.at, rows.pitch);
+        self.card(OWN, move |e| {
+            let wanted = table.as_ref().map(|t| t.address());
+            let buffers = NmsBuffers { predictions, wanted, scratch, detections, detections_pitch, found };
+            // SAFETY: as in `op`; the table lives as long as the launch.
+            unsafe { e.kernels().nms.run(shape, &config, &buffers) }
+        });
         Ok(())
     }
 

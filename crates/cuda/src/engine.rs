@@ -6,7 +6,7 @@ use crate::device::Gpu;
 use crate::error::Result;
 use crate::kernels::loss::Loss;
 use crate::kernels::{
-    Activate, Add, AveragePool, Bias, BnApply, BnBackward, BnReduce, BnStats, Commit, Copy, Decode, Fill, MaxPool,
+    Activate, Add, AveragePool, Bias, BnApply, BnBackward, BnReduce, BnStats, Commit, Copy, Decode, Fill, MaxPool, Nms,
     Normalize, Resize, RunningStats,
 };
 use std::cell::{Ref, RefCell, RefMut};
@@ -104,5 +104,6 @@ kernels! {
     resize: Resize,
     commit: Commit,
     decode: Decode,
+    nms: Nms,
     loss: Loss,
 }

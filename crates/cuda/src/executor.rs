@@ -11,7 +11,6 @@ use crate::error::{CudaError, Result};
 use crate::external::{Body, HostBody, HostValues, Place, Registry, decode};
 use crate::image_pool::{ImagePool, RenderBatch};
 use crate::inputs::Inputs;
-use crate::kernels::RawReport;
 use crate::profile::{OpTime, Peaks, Timer, summary};
 use crate::regions::Regions;
 use crate::view::Format;
@@ -20,7 +19,6 @@ use graph::{
     Backend, CommitReport, CommitStep, DType, ExecError, Executor, Kind, LossScale, Op, Plan, PlanId, Precision,
     Region, StateSpec, TensorId, Ticket,
 };
-use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -64,9 +62,7 @@ pub struct CudaExecutor {
     regions: Regions,
     committer: Committer,
     inputs: Inputs,
-    answers: Answers,
-    /// What the tickets of reads are for.
-    read: VecDeque<(u64, PlanId, TensorId)>,
+    answers: Answers<(PlanId, TensorId)>,
     plans: Vec<Prepared>,
     usage: Usage,
     registry: Registry,
@@ -102,7 +98,6 @@ impl CudaExecutor {
             committer,
             inputs: Inputs::new(gpu)?,
             answers: Answers::new(gpu)?,
-            read: VecDeque::with_capacity(Ticket::KEPT as usize),
             plans: Vec::new(),
             usage: Usage::default(),
             registry: Registry::standard(),
@@ -266,19 +261,25 @@ impl CudaExecutor {
         if self.engine.arena().bytes() < bytes { Err(ExecError::Memory { bytes }) } else { Ok(()) }
     }
 
-    /// What lies at a tensor's rows, in logical order.
-    fn logical(&self, plan: PlanId, tensor: TensorId, bytes: &[u8]) -> Vec<f32> {
-        let plan = &self.plans[plan.0].plan;
-        let (info, channels) = (plan.graph().tensor(tensor), plan.placement(tensor).channels);
-        let mut physical = HostValues::Floats(vec![0.0; info.shape.pixels() * channels]);
-        decode(bytes, plan.precision().of(info.kind), &mut physical);
-        let HostValues::Floats(physical) = physical else { unreachable!("made above") };
-        let mut out = Vec::with_capacity(info.shape.elements());
-        for pixel in physical.chunks_exact(channels) {
-            info.map.segments().iter().for_each(|s| out.extend_from_slice(&pixel[s.physical..s.physical + s.len]));
-        }
-        out
+    /// Where a tensor lies now.
+    fn place(&self, id: PlanId, tensor: TensorId) -> std::result::Result<Place, ExecError> {
+        let plan = &self.plans[id.0].plan;
+        self.check_room(plan)?;
+        Ok(Place::of(plan, tensor, self.engine.arena().base()))
     }
+}
+
+/// What lies at a tensor's rows, in logical order.
+fn logical(plan: &Plan, tensor: TensorId, bytes: &[u8]) -> Vec<f32> {
+    let (info, channels) = (plan.graph().tensor(tensor), plan.placement(tensor).channels);
+    let mut physical = HostValues::Floats(vec![0.0; info.shape.pixels() * channels]);
+    decode(bytes, plan.precision().of(info.kind), &mut physical);
+    let HostValues::Floats(physical) = physical else { unreachable!("made above") };
+    let mut out = Vec::with_capacity(info.shape.elements());
+    for pixel in physical.chunks_exact(channels) {
+        info.map.segments().iter().for_each(|s| out.extend_from_slice(&pixel[s.physical..s.physical + s.len]));
+    }
+    out
 }
 
 /// Launches everything of a plan on the stream.
@@ -362,33 +363,22 @@ impl Executor for CudaExecutor {
     }
 
     fn download(&self, plan: PlanId, tensor: TensorId) -> std::result::Result<Vec<f32>, ExecError> {
-        let prepared = &self.plans[plan.0].plan;
-        self.check_room(prepared)?;
-        let place = Place::of(prepared, tensor, self.engine.arena().base());
+        let place = self.place(plan, tensor)?;
         let mut bytes = vec![0; place.rows.bytes()];
         // SAFETY: the plan places the tensor inside of the arena.
         unsafe { place.rows.download(&self.gpu, &mut bytes) }.map_err(device)?;
-        Ok(self.logical(plan, tensor, &bytes))
+        Ok(logical(&self.plans[plan.0].plan, tensor, &bytes))
     }
 
     fn start_read(&mut self, plan: PlanId, tensor: TensorId) -> std::result::Result<Ticket, ExecError> {
-        let prepared = &self.plans[plan.0].plan;
-        self.check_room(prepared)?;
-        let place = Place::of(prepared, tensor, self.engine.arena().base());
+        let place = self.place(plan, tensor)?;
         // SAFETY: the plan places the tensor inside of the arena.
-        let ticket = unsafe { self.answers.start(place.rows) }.map_err(device)?;
-        if self.read.len() as u64 == Ticket::KEPT {
-            self.read.pop_front();
-        }
-        self.read.push_back((ticket.0, plan, tensor));
-        Ok(ticket)
+        unsafe { self.answers.start(place.rows, (plan, tensor)) }.map_err(device)
     }
 
     fn finish_read(&mut self, ticket: Ticket) -> std::result::Result<Vec<f32>, ExecError> {
-        let at = self.read.iter().position(|r| r.0 == ticket.0).ok_or(ExecError::Ticket)?;
-        let (_, plan, tensor) = self.read.remove(at).ok_or(ExecError::Ticket)?;
-        let bytes = self.answers.finish(&ticket)?.to_vec();
-        Ok(self.logical(plan, tensor, &bytes))
+        let (bytes, (plan, tensor)) = self.answers.finish(&ticket)?;
+        Ok(logical(&self.plans[plan.0].plan, tensor, bytes))
     }
 
     fn start_commit(&mut self, step: &CommitStep) -> std::result::Result<Ticket, ExecError> {
@@ -396,12 +386,11 @@ impl Executor for CudaExecutor {
         if self.regions.spec().optimizer.is_none_or(|kept| kept.states() < states) {
             return Err(ExecError::NoRegion(Region::State(states - 1)));
         }
-        self.committer.start(&self.engine, &self.regions, step, &mut self.answers).map_err(device)
+        self.committer.start(&self.engine, &self.regions, step).map_err(device)
     }
 
     fn finish_commit(&mut self, ticket: Ticket) -> std::result::Result<CommitReport, ExecError> {
-        let bytes = self.answers.finish(&ticket)?;
-        Ok(RawReport::of_bytes(bytes).ok_or(ExecError::Ticket)?.into())
+        self.committer.finish(&ticket)
     }
 
     fn loss_scale(&self) -> std::result::Result<Option<LossScale>, ExecError> {

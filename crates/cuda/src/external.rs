@@ -24,6 +24,7 @@ pub(crate) enum Body {
     /// Kernels; the dispatch knows which.
     Decode,
     Loss,
+    Suppress,
     Host(HostBody),
     /// Outputs and gradients that depend on shapes alone.
     Constant(HostBody),
@@ -36,8 +37,9 @@ pub(crate) struct Registry {
 
 impl Registry {
     pub fn standard() -> Self {
-        use detect::external::{Decode, DetectionLoss};
-        Self { rows: vec![(DetectionLoss::NAME, Body::Loss), (Decode::NAME, Body::Decode)] }
+        use detect::external::{Decode, DetectionLoss, Suppress};
+        let (loss, decode) = ((DetectionLoss::NAME, Body::Loss), (Decode::NAME, Body::Decode));
+        Self { rows: vec![loss, decode, (Suppress::NAME, Body::Suppress)] }
     }
 
     /// The latest body of a name counts.

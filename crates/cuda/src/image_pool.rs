@@ -12,7 +12,6 @@ use crate::device::{Buffer, Gpu};
 use crate::error::{CudaError, Result};
 use crate::kernels::{Render, RenderImage, RenderTable};
 use crate::pinned::Pinned;
-use cudarc::driver::sys::CUevent_flags;
 use cudarc::driver::{CudaEvent, CudaStream, result};
 use shelf::Key;
 use staging::Staging;
@@ -93,8 +92,9 @@ impl ImagePool {
         let memory = gpu.allocate(bytes)?;
         // It is cleared on the other stream.
         gpu.synchronize()?;
-        let event = || gpu.context().new_event(Some(CUevent_flags::CU_EVENT_DISABLE_TIMING));
-        let slot = || -> Result<Slot> { Ok(Slot { number: None, tables: None, copied: event()?, rendered: event()? }) };
+        let slot = || -> Result<Slot> {
+            Ok(Slot { number: None, tables: None, copied: gpu.event()?, rendered: gpu.event()? })
+        };
         Ok(Self {
             kernel: Render::load(gpu)?,
             claims: Claims::new(memory.bytes() as u64),

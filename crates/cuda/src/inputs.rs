@@ -7,7 +7,6 @@
 use crate::device::{Buffer, Gpu};
 use crate::error::Result;
 use crate::pinned::Pinned;
-use cudarc::driver::sys::CUevent_flags;
 use cudarc::driver::{CudaEvent, CudaStream, result};
 use rayon::prelude::*;
 use std::sync::Arc;
@@ -20,7 +19,6 @@ pub(crate) struct Inputs {
     gpu: Gpu,
     copies: Arc<CudaStream>,
     slots: Option<[Slot; 2]>,
-    bytes: usize,
     at: usize,
 }
 
@@ -39,7 +37,7 @@ impl Inputs {
     /// # Errors
     /// What the driver says.
     pub fn new(gpu: &Gpu) -> Result<Self> {
-        Ok(Self { gpu: gpu.clone(), copies: gpu.context().new_stream()?, slots: None, bytes: 0, at: 0 })
+        Ok(Self { gpu: gpu.clone(), copies: gpu.context().new_stream()?, slots: None, at: 0 })
     }
 
     /// Bytes on the card.
@@ -52,20 +50,18 @@ impl Inputs {
     /// # Errors
     /// No memory, or what the driver says.
     pub fn reserve(&mut self, bytes: usize) -> Result<()> {
-        if bytes <= self.bytes {
+        if self.slots.as_ref().is_some_and(|[slot, _]| bytes <= slot.card.bytes()) {
             return Ok(());
         }
         self.copies.synchronize()?;
         self.gpu.synchronize()?;
         self.slots = None;
-        self.bytes = 0;
-        let event = || self.gpu.context().new_event(Some(CUevent_flags::CU_EVENT_DISABLE_TIMING));
         let slot = || -> Result<Slot> {
             let (host, card) = (Pinned::new(&self.gpu, bytes)?, self.gpu.allocate(bytes)?);
-            Ok(Slot { host, card, copied: event()?, taken: event()?, written: Vec::with_capacity(8) })
+            let (copied, taken) = (self.gpu.event()?, self.gpu.event()?);
+            Ok(Slot { host, card, copied, taken, written: Vec::with_capacity(8) })
         };
         self.slots = Some([slot()?, slot()?]);
-        self.bytes = bytes;
         Ok(())
     }
 
@@ -80,11 +76,8 @@ impl Inputs {
         let Some(slots) = &mut self.slots else { return Ok(()) };
         let slot = &mut slots[self.at];
         let main = self.gpu.stream();
-        if slot.written.is_empty() {
-            // Both have long happened unless the host is two runs ahead.
-            slot.copied.synchronize()?;
-            self.copies.wait(&slot.taken)?;
-        } else if slot.written.contains(&offset) {
+        if slot.written.is_empty() || slot.written.contains(&offset) {
+            // Both have long happened unless the host is two runs ahead, or writes an input twice.
             slot.copied.synchronize()?;
             self.copies.wait(&slot.taken)?;
         }

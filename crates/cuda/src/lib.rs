@@ -26,6 +26,7 @@ mod pinned;
 mod profile;
 mod regions;
 mod transfer;
+mod upload_rate;
 mod view;
 
 pub use backend::CudaBackend;
@@ -35,4 +36,5 @@ pub use error::{CudaError, Result};
 pub use executor::{CudaExecutor, CudaOptions};
 pub use image_pool::{Claims, ImagePool, NewPicture, RenderBatch, Resident};
 pub use profile::{OpTime, Peaks};
+pub use upload_rate::upload_seconds;
 pub use view::{Format, View};

@@ -2,7 +2,8 @@
 
 use crate::device::Gpu;
 use crate::error::Result;
-use cudarc::driver::result;
+use cudarc::driver::sys::cudaError_enum;
+use cudarc::driver::{DriverError, result};
 use std::ptr::NonNull;
 
 /// Bytes that the card can reach, freed when dropped: not before the copies that use them are done, which whoever holds
@@ -23,11 +24,10 @@ impl Pinned {
         gpu.context().bind_to_thread()?;
         let bytes = bytes.max(1);
         // SAFETY: a size above zero; freed once, when this is dropped.
-        let at = unsafe { result::malloc_host(bytes, 0) }?.cast::<u8>();
+        let at = NonNull::new(unsafe { result::malloc_host(bytes, 0) }?.cast::<u8>())
+            .ok_or(DriverError(cudaError_enum::CUDA_ERROR_OUT_OF_MEMORY))?;
         // SAFETY: the driver gave that many bytes.
         unsafe { at.write_bytes(0, bytes) };
-        let at = NonNull::new(at)
-            .ok_or(cudarc::driver::DriverError(cudarc::driver::sys::cudaError_enum::CUDA_ERROR_OUT_OF_MEMORY))?;
         Ok(Self { gpu: gpu.clone(), at, bytes })
     }
 

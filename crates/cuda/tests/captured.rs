@@ -1,56 +1,26 @@
 //! Steps as CUDA graphs, and answers that come later, against the same launched one by one. Needs a GPU; without one
 //! every test says so and is skipped.
 
-use cuda::{CudaBackend, CudaExecutor, CudaOptions, Engine, Gpu};
+mod card;
+
+use card::Card;
+use cuda::CudaOptions;
 use graph::{
-    Backend, CommitReport, CommitStep, ExecError, Executor, GroupScalars, LossScale, OptimizerKind, Precision, Region,
-    StateSpec, Ticket,
+    CommitReport, CommitStep, ExecError, Executor, GroupScalars, LossScale, OptimizerKind, Precision, Region, Ticket,
 };
-use parity::{Device, Packed, Step, filled, load, pictures};
+use parity::{Packed, Step, filled, load, pictures};
 use std::rc::Rc;
 
 const CASE: &str = "yolov9-cmicro-nc5";
 const BATCH: usize = 2;
 
-/// A card in some format.
-#[derive(Clone)]
-struct Card(Rc<Engine>, CudaOptions);
-
-impl Card {
-    fn open(precision: Precision, capture: bool) -> Option<Self> {
-        match Gpu::open(0).and_then(|gpu| Engine::new(&gpu)) {
-            Ok(engine) => Some(Self(engine, CudaOptions { precision, tf32: false, tune: false, capture })),
-            Err(missing) => {
-                eprintln!("skipped: {missing}");
-                None
-            }
-        }
-    }
-
-    fn captured(&self, capture: bool) -> Self {
-        Self(Rc::clone(&self.0), CudaOptions { capture, ..self.1 })
-    }
-
-    fn step(&self, optimizer: OptimizerKind, [h, w]: [usize; 2]) -> Step<Self> {
-        let model = load(CASE);
-        Step::on(self.clone(), &model, &filled(&model, CASE), [BATCH, h, w], optimizer, false)
-    }
+fn captured(card: &Card, capture: bool) -> Card {
+    Card { engine: Rc::clone(&card.engine), options: CudaOptions { capture, ..card.options } }
 }
 
-impl Device for Card {
-    type Executor = CudaExecutor;
-
-    fn backend(&self) -> Box<dyn Backend> {
-        Box::new(CudaBackend::new(self.1))
-    }
-
-    fn precision(&self) -> Precision {
-        self.1.precision
-    }
-
-    fn executor(&self, spec: StateSpec) -> CudaExecutor {
-        CudaExecutor::new(&self.0, spec, self.1).expect("an executor")
-    }
+fn step_on(card: &Card, optimizer: OptimizerKind, [h, w]: [usize; 2]) -> Step<Card> {
+    let model = load(CASE);
+    Step::on(card.clone(), &model, &filled(&model, CASE), [BATCH, h, w], optimizer, false)
 }
 
 /// Another batch for each number.
@@ -106,9 +76,10 @@ fn a_recorded_step_read_late_gives_the_bits_of_one_launched_and_waited_for() {
         let Some(card) = Card::open(precision, false) else { return };
         for kind in [OptimizerKind::Sgd, OptimizerKind::AdamW] {
             let size = [64, 96];
-            let (want, reports) = train(&mut card.step(kind, size), kind, size, 0);
+            let (want, reports) = train(&mut step_on(&card, kind, size), kind, size, 0);
             for (capture, lag) in [(true, 0), (true, 1), (true, 3), (false, 1)] {
-                let (found, found_reports) = train(&mut card.captured(capture).step(kind, size), kind, size, lag);
+                let (found, found_reports) =
+                    train(&mut step_on(&captured(&card, capture), kind, size), kind, size, lag);
                 assert!(found == want, "{precision:?} {kind:?}, captured: {capture}, {lag} steps late");
                 assert_eq!(found_reports, reports);
             }
@@ -121,13 +92,13 @@ fn a_recorded_step_read_late_gives_the_bits_of_one_launched_and_waited_for() {
 fn executors_that_share_an_arena_do_not_disturb_each_other() {
     let Some(card) = Card::open(Precision::F32, true) else { return };
     let (kind, small, large) = (OptimizerKind::Sgd, [64, 64], [96, 128]);
-    let alone = |size| train(&mut card.step(kind, size), kind, size, 1);
+    let alone = |size| train(&mut step_on(&card, kind, size), kind, size, 1);
     let (want_small, want_large) = (alone(small), alone(large));
     let shared = Card::open(Precision::F32, true).expect("opened before");
     // The second one makes the arena move when the first has been recorded.
-    let mut first = shared.step(kind, small);
+    let mut first = step_on(&shared, kind, small);
     let found_small = train(&mut first, kind, small, 1);
-    let mut second = shared.step(kind, large);
+    let mut second = step_on(&shared, kind, large);
     assert_eq!(train(&mut second, kind, large, 1), want_large);
     assert_eq!(found_small, want_small);
     batch(&mut first, 1, small);
@@ -141,7 +112,7 @@ fn executors_that_share_an_arena_do_not_disturb_each_other() {
 fn a_loss_scale_leaves_losses_and_gradients_as_they_are() {
     let Some(card) = Card::open(Precision::F16, true) else { return };
     let size = [64, 64];
-    let mut step = card.step(OptimizerKind::Sgd, size);
+    let mut step = step_on(&card, OptimizerKind::Sgd, size);
     batch(&mut step, 1, size);
     let mut gradients = |scale: f32| {
         step.executor.set_loss_scale(LossScale { scale, good_commits: 0 }).expect("set");
@@ -165,7 +136,7 @@ fn a_loss_scale_leaves_losses_and_gradients_as_they_are() {
 fn gradients_too_large_for_half_precision_halve_the_scale_and_change_no_weight() {
     let Some(card) = Card::open(Precision::F16, true) else { return };
     let size = [64, 64];
-    let mut step = card.step(OptimizerKind::Sgd, size);
+    let mut step = step_on(&card, OptimizerKind::Sgd, size);
     step.executor.set_loss_scale(LossScale { scale: LossScale::MOST, good_commits: 9 }).expect("set");
     let before = step.executor.read_region(Region::Weights).expect("kept");
     batch(&mut step, 1, size);
@@ -180,7 +151,7 @@ fn gradients_too_large_for_half_precision_halve_the_scale_and_change_no_weight()
 fn an_answer_is_given_once_and_not_after_many_others() {
     let Some(card) = Card::open(Precision::F32, true) else { return };
     let size = [64, 64];
-    let mut step = card.step(OptimizerKind::Sgd, size);
+    let mut step = step_on(&card, OptimizerKind::Sgd, size);
     batch(&mut step, 1, size);
     let loss = step.run();
     let mut read = || step.executor.start_read(step.plan, step.loss).expect("started");

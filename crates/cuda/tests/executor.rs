@@ -1,50 +1,16 @@
 //! Whole plans on a card, against the fixtures of the running reference. Needs a GPU; without one every test says so and
 //! is skipped.
 
+mod card;
+
+use card::Card;
 use cuda::external::assigned_host_loss;
-use cuda::{CudaBackend, CudaExecutor, CudaOptions, Engine, Gpu};
+use cuda::{CudaExecutor, Engine};
 use detect::FixedAssignment;
 use detect::external::DetectionLoss;
 use graph::{Backend, Executor, Level, OptimizerKind, Precision, Recompute, Region, StateSpec};
-use parity::{Device, Packed, Step, filled, forward, load, pictures, training};
-use std::rc::Rc;
+use parity::{DOUBLE, Device, Packed, Step, detections, filled, forward, load, pictures, tensors, training};
 use std::sync::Arc;
-
-const SINGLE: CudaOptions = CudaOptions { precision: Precision::F32, tf32: false, tune: false, capture: true };
-
-/// A card in float32.
-#[derive(Clone)]
-struct Card(Rc<Engine>);
-
-impl Card {
-    /// The first card, or `None` after saying why the test is skipped.
-    fn open() -> Option<Self> {
-        match Gpu::open(0).and_then(|gpu| Engine::new(&gpu)) {
-            Ok(engine) => Some(Self(engine)),
-            Err(missing) => {
-                eprintln!("skipped: {missing}");
-                None
-            }
-        }
-    }
-}
-
-impl Device for Card {
-    type Executor = CudaExecutor;
-
-    fn backend(&self) -> Box<dyn Backend> {
-        Box::new(CudaBackend::new(SINGLE))
-    }
-
-    /// Sigmoids of the card are good to about six digits.
-    fn slack(&self) -> f64 {
-        10.0
-    }
-
-    fn executor(&self, spec: StateSpec) -> CudaExecutor {
-        CudaExecutor::new(&self.0, spec, SINGLE).expect("an executor")
-    }
-}
 
 /// A card in float32, with a loss on the host whose assignment is given.
 struct Assigned(Card, Arc<[FixedAssignment]>);
@@ -71,7 +37,7 @@ macro_rules! on_the_card {
     ($($name:ident: $body:expr),* $(,)?) => {$(
         #[test]
         fn $name() {
-            if let Some(card) = Card::open() {
+            if let Some(card) = Card::open(Precision::F32, true) {
                 $body(&card);
             }
         }
@@ -81,6 +47,8 @@ macro_rules! on_the_card {
 on_the_card! {
     predictions_of_every_model_agree: forward::predictions_of_every_model_agree,
     training_mode_head_maps_agree: forward::training_mode_head_maps_agree,
+    detections_are_those_of_the_predictions: detections::detections_are_those_of_the_predictions,
+    every_tensor_agrees: |card: &Card| tensors::every_tensor_agrees(card, &DOUBLE),
     losses_and_gradients_agree: training::losses_and_gradients_agree,
     gradients_with_the_recorded_assignment_agree: |card: &Card| {
         training::gradients_with_the_recorded_assignment_agree(|fixed| Assigned(card.clone(), fixed))
@@ -111,7 +79,8 @@ fn levels(card: &Card) {
     let mut first: Option<(Vec<f64>, Vec<u32>)> = None;
     for level in Level::ALL {
         // An engine of its own, for its arena keeps the size of the largest plan.
-        let card = Card(Engine::new(card.0.gpu()).expect("an engine"));
+        let engine = Engine::new(card.engine.gpu()).expect("an engine");
+        let card = Card { engine, options: card.options };
         let mut step = micro(&card, [2, 64, 96], level);
         assert_eq!(step.executor.arena_bytes(), step.compiled.memory().arena, "{level:?}");
         let found = (step.run(), bits(&step.executor.read_region(Region::Gradients).expect("kept")));

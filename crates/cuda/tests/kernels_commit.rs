@@ -7,7 +7,6 @@ use cuda::kernels::{
 };
 use cuda::{Buffer, Format, Gpu};
 use graph::{CommitReport, CommitStep, GroupScalars, LossScale, OptimizerKind, ParamGroup};
-use half::{bf16, f16};
 use kernels_common::*;
 
 /// Offset, length, group, trained. Buffers are numbered apart; lengths that no multiple of 4 divides too.
@@ -223,7 +222,19 @@ impl Card {
 #[test]
 fn every_rule_does_what_the_cpu_does_to_the_bit() {
     let Some(gpu) = gpu() else { return };
-    let (kernel, mut r) = (Commit::load(&gpu).unwrap(), Random::new());
+    check_rules(&gpu, 3);
+}
+
+/// A step of each rule and the statistics: what compute-sanitizer gets through.
+#[test]
+fn small_shapes() {
+    let Some(gpu) = gpu() else { return };
+    check_rules(&gpu, 1);
+    check_statistics(&gpu, [8, 24, 40, 136]);
+}
+
+fn check_rules(gpu: &Gpu, steps: u64) {
+    let (kernel, mut r) = (Commit::load(gpu).unwrap(), Random::new());
     for kind in [OptimizerKind::Sgd, OptimizerKind::Adam, OptimizerKind::AdamW, OptimizerKind::Lion] {
         for (clip, ema, half, loss_scale) in [
             (10.0, Some(0.995), Some(Format::Bf16), 1.0),
@@ -231,8 +242,8 @@ fn every_rule_does_what_the_cpu_does_to_the_bit() {
             (10.0, Some(0.5), Some(Format::F16), 1024.0),
         ] {
             let mut host = Host::new(&mut r);
-            let mut card = Card::new(&gpu, &host);
-            for number in 1..=3 {
+            let mut card = Card::new(gpu, &host);
+            for number in 1..=steps {
                 for (offset, len, group, _) in slots() {
                     if group != ParamGroup::Buffer {
                         // Frozen parameters have gradients here, to see that they count nowhere.
@@ -264,10 +275,9 @@ fn check_half(card: &Card, host: &Host, half: Option<Format>, what: &str) {
     let mut want = vec![0xFFFF; WEIGHTS];
     for (offset, len, ..) in slots().into_iter().filter(|s| s.3) {
         for i in offset..offset + len {
-            match half {
-                Some(Format::Bf16) => want[i] = bf16::from_f32(host.weights[i]).to_bits(),
-                Some(_) => want[i] = f16::from_f32(host.weights[i]).to_bits(),
-                None => {}
+            if let Some(format) = half {
+                let bytes = encode(format, f64::from(host.weights[i]));
+                want[i] = u16::from_le_bytes([bytes[0], bytes[1]]);
             }
         }
     }
@@ -347,14 +357,17 @@ fn the_loss_scale_doubles_after_many_good_commits_and_stays_between_its_ends() {
 #[test]
 fn running_statistics_move_unless_the_guard_is_not_finite() {
     let Some(gpu) = gpu() else { return };
-    let (kernel, mut r) = (RunningStats::load(&gpu).unwrap(), Random::new());
+    check_statistics(&gpu, [8, 24, 512, 1032]);
+}
+
+fn check_statistics(gpu: &Gpu, channels: [usize; 4]) {
+    let (kernel, mut r) = (RunningStats::load(gpu).unwrap(), Random::new());
     let counts = [1, 2, 49, 102_400];
-    let channels = [8, 24, 512, 1032];
     let draw = |c: usize, r: &mut Random| values(c, c, || r.range(0.0, 2.0));
     let vectors: Vec<[Vec<f64>; 4]> = channels.iter().map(|&c| [0; 4].map(|_| draw(c, &mut r))).collect();
     let momentum = 0.03;
     for (guard, moves) in [(None, true), (Some(1.5), true), (Some(f64::NAN), false), (Some(f64::INFINITY), false)] {
-        let card: Vec<[Vector; 4]> = vectors.iter().map(|v| v.each_ref().map(|v| Vector::new(&gpu, v))).collect();
+        let card: Vec<[Vector; 4]> = vectors.iter().map(|v| v.each_ref().map(|v| Vector::new(gpu, v))).collect();
         let entries: Vec<RunningEntry> = (0..counts.len())
             .map(|i| {
                 let [mean, var, running_mean, running_var] = card[i].each_ref().map(Vector::at);
@@ -364,7 +377,7 @@ fn running_statistics_move_unless_the_guard_is_not_finite() {
             .collect();
         let mut table = gpu.allocate(size_of_val(&entries[..])).unwrap();
         table.write(0, &entries).unwrap();
-        let flag = guard.map(|g| Vector::new(&gpu, &[g]));
+        let flag = guard.map(|g| Vector::new(gpu, &[g]));
         // SAFETY: the table's addresses are buffers of these extents.
         unsafe { kernel.run(table.address(), entries.len(), momentum, flag.as_ref().map(Vector::at)) }.unwrap();
         for (i, [mean, var, running_mean, running_var]) in vectors.iter().enumerate() {

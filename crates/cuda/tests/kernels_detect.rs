@@ -2,28 +2,47 @@
 
 mod kernels_common;
 
-use cuda::kernels::{Decode, DecodeLevel, Nms, NmsBuffers, Predictions, RawDetection};
+use cuda::kernels::{Decode, DecodeLevel, Nms, NmsBuffers, Predictions};
 use cuda::{Format, Gpu};
-use detect::nms::{Detection, NmsConfig, suppress};
+use detect::external::DetectionTensors;
+use detect::nms::{COLUMNS, Detection, NmsConfig, most_detections, suppress};
 use detect::{Branch, MapRef};
 use kernels_common::*;
+
+/// Pictures, height, width and stride of each level, classes.
+type Heads = (usize, Vec<(usize, usize, usize)>, usize);
 
 #[test]
 fn head_maps_decode_to_boxes_and_scores() {
     let Some(gpu) = gpu() else { return };
-    let (kernel, mut r) = (Decode::load(&gpu).unwrap(), Random::new());
-    for (images, sizes, nc) in [
-        (1, vec![(1, 1, 32)], 1),
-        (2, vec![(8, 8, 8), (4, 4, 16), (2, 2, 32)], 80),
-        (3, vec![(13, 21, 8), (7, 11, 16), (4, 6, 32)], 3),
-        (1, vec![(20, 12, 8), (10, 6, 16), (5, 3, 32), (3, 2, 64)], 20),
-    ] {
+    check_decoding(
+        &gpu,
+        vec![
+            (1, vec![(1, 1, 32)], 1),
+            (2, vec![(8, 8, 8), (4, 4, 16), (2, 2, 32)], 80),
+            (3, vec![(13, 21, 8), (7, 11, 16), (4, 6, 32)], 3),
+            (1, vec![(20, 12, 8), (10, 6, 16), (5, 3, 32), (3, 2, 64)], 20),
+        ],
+    );
+}
+
+/// Decoding and suppression of few boxes: what compute-sanitizer gets through.
+#[test]
+fn small_shapes() {
+    let Some(gpu) = gpu() else { return };
+    check_decoding(&gpu, vec![(1, vec![(1, 1, 32)], 1), (2, vec![(4, 6, 8), (2, 3, 16)], 3)]);
+    assert!(check_suppression(&gpu, &[(1, 1, 1), (2, 60, 3), (1, 40, 80)]) > 100);
+}
+
+fn check_decoding(gpu: &Gpu, cases: Vec<Heads>) {
+    let (kernel, mut r) = (Decode::load(gpu).unwrap(), Random::new());
+    for (images, sizes, nc) in cases {
         let maps: Vec<[(Tensor, Vec<f64>); 2]> = sizes
             .iter()
             .map(|&(h, w, _)| {
                 [64, nc].map(|channels| {
                     let strided = r.flag();
-                    Tensor::filled(&gpu, Format::F32, [images, h, w], channels, strided, || r.normal() * 4.0)
+                    Tensor::filled(gpu, Format::F32, [images, h, w], channels, strided, || r.normal() * 4.0)
                 })
             })
             .collect();
@@ -34,7 +53,7 @@ fn head_maps_decode_to_boxes_and_scores() {
             .collect();
         let anchors: usize = sizes.iter().map(|s| s.0 * s.1).sum();
         let pitch = (4 + nc).next_multiple_of(8);
-        let out = Vector::poison(&gpu, images * anchors * pitch);
+        let out = Vector::poison(gpu, images * anchors * pitch);
         // SAFETY: buffers of these extents.
         unsafe { kernel.run(&levels, nc, out.at(), pitch) }.unwrap();
 
@@ -70,13 +89,17 @@ fn head_maps_decode_to_boxes_and_scores() {
     }
 }
 
-/// Suppresses on the card.
+/// Elements from one detection to the next.
+const APART: usize = 8;
+
+/// Suppresses on the card. What is left of the rows must be zero, and what lies between rows untouched.
 fn on_card(gpu: &Gpu, kernel: &Nms, config: &NmsConfig, shape: Predictions, rows: &[f32]) -> Vec<Vec<Detection>> {
     let mut predictions = gpu.allocate(size_of_val(rows)).unwrap();
     predictions.write(0, rows).unwrap();
+    let most = most_detections(config, shape.rows, shape.nc);
     let room = scratch(gpu, Nms::scratch(shape, config));
-    let detections = scratch(gpu, shape.images * config.max_det * size_of::<RawDetection>());
-    let found = scratch(gpu, shape.images * 4);
+    let detections = Vector::poison(gpu, shape.images * most * APART);
+    let found = Vector::poison(gpu, shape.images);
     let wanted = Nms::wanted(config, shape.nc).map(|table| {
         let mut buffer = gpu.allocate(table.len()).unwrap();
         buffer.write(0, &table).unwrap();
@@ -86,18 +109,21 @@ fn on_card(gpu: &Gpu, kernel: &Nms, config: &NmsConfig, shape: Predictions, rows
         predictions: predictions.address(),
         wanted: wanted.as_ref().map(|b| b.address()),
         scratch: room.address(),
-        detections: detections.address(),
-        found: found.address(),
+        detections: detections.at(),
+        detections_pitch: APART,
+        found: found.at(),
     };
     // SAFETY: buffers of these extents.
     unsafe { kernel.run(shape, config, &buffers) }.unwrap();
-    let found = found.read::<u32>(0, shape.images).unwrap();
-    let all = detections.read::<RawDetection>(0, shape.images * config.max_det).unwrap();
-    let of = |(i, &count): (usize, &u32)| {
-        let first = i * config.max_det;
-        all[first..first + count as usize].iter().map(|&d| d.into()).collect()
-    };
-    found.iter().enumerate().map(of).collect()
+    let narrow = |v: Vec<f64>| v.into_iter().map(|v| v as f32).collect::<Vec<_>>();
+    let (physical, found) = (narrow(detections.read()), narrow(found.read()));
+    for (image, &count) in physical.chunks(most * APART).zip(&found) {
+        let (all, rest) = (image.chunks(APART), image.chunks(APART).skip(count as usize));
+        assert!(all.into_iter().all(|row| row[COLUMNS..].iter().all(|v| v.is_nan())), "{config:?}: between rows");
+        assert!(rest.into_iter().all(|row| row[..COLUMNS] == [0.0; COLUMNS]), "{config:?}: after {count} rows");
+    }
+    let dense: Vec<f32> = physical.chunks(APART).flat_map(|row| row[..COLUMNS].iter().copied()).collect();
+    DetectionTensors::read(&dense, &found)
 }
 
 fn check(gpu: &Gpu, kernel: &Nms, config: &NmsConfig, shape: Predictions, rows: &[f32]) -> usize {
@@ -134,10 +160,16 @@ fn predictions(shape: Predictions, r: &mut Random, mut score: impl FnMut(&mut Ra
 #[test]
 fn suppression_finds_what_the_cpu_finds() {
     let Some(gpu) = gpu() else { return };
-    let (kernel, mut r) = (Nms::load(&gpu).unwrap(), Random::new());
+    let total = check_suppression(&gpu, &[(1, 1, 1), (3, 77, 1), (2, 500, 3), (2, 1500, 20), (1, 40, 80)]);
+    assert!(total > 1000, "{total} detections are too few to mean anything");
+}
+
+/// Pictures, rows and classes of each case; how many detections there were.
+fn check_suppression(gpu: &Gpu, cases: &[(usize, usize, usize)]) -> usize {
+    let (kernel, mut r) = (Nms::load(gpu).unwrap(), Random::new());
     let base = NmsConfig { conf_threshold: 0.3, ..NmsConfig::default() };
     let mut total = 0;
-    for (images, rows, nc) in [(1, 1, 1), (3, 77, 1), (2, 500, 3), (2, 1500, 20), (1, 40, 80)] {
+    for &(images, rows, nc) in cases {
         let shape = Predictions { images, rows, pitch: (4usize + nc).next_multiple_of(8), nc };
         for multi_label in [false, true] {
             for agnostic in [false, true] {
@@ -145,18 +177,18 @@ fn suppression_finds_what_the_cpu_finds() {
                 // Most scores are low, as in a trained network.
                 let low = |r: &mut Random| (r.unit() * r.unit()) as f32;
                 let values = predictions(shape, &mut r, low);
-                total += check(&gpu, &kernel, &config, shape, &values);
+                total += check(gpu, &kernel, &config, shape, &values);
                 // Few different scores: ties are ordered by row, then class.
                 let values = predictions(shape, &mut r, |r| r.below(5) as f32 / 5.0);
-                total += check(&gpu, &kernel, &config, shape, &values);
+                total += check(gpu, &kernel, &config, shape, &values);
                 let few = NmsConfig { max_det: 7, iou_threshold: 0.7, ..config.clone() };
-                total += check(&gpu, &kernel, &few, shape, &values);
+                total += check(gpu, &kernel, &few, shape, &values);
                 let named = NmsConfig { classes: Some(vec![0, 2, 19]), ..config };
-                total += check(&gpu, &kernel, &named, shape, &values);
+                total += check(gpu, &kernel, &named, shape, &values);
             }
         }
     }
-    assert!(total > 1000, "{total} detections are too few to mean anything");
+    total
 }
 
 #[test]

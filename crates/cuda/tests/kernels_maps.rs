@@ -4,7 +4,7 @@ mod kernels_common;
 
 use cpu::kernels::{Activation, View as CpuView, ViewMut, activation, activation_grad};
 use cuda::kernels::{Activate, Add, Bias, Copy, Fill, Normalize};
-use cuda::{Format, View};
+use cuda::{Format, Gpu, View};
 use kernels_common::*;
 
 const ACTIVATIONS: [Activation; 4] =
@@ -17,12 +17,16 @@ fn shape(t: &Tensor) -> [usize; 4] {
 #[test]
 fn pictures_become_fractions_with_zero_in_the_padding() {
     let Some(gpu) = gpu() else { return };
-    let (kernel, mut r) = (Normalize::load(&gpu).unwrap(), Random::new());
+    check_normalize(&gpu, &PICTURES);
+}
+
+fn check_normalize(gpu: &Gpu, pictures: &[[usize; 3]]) {
+    let (kernel, mut r) = (Normalize::load(gpu).unwrap(), Random::new());
     for format in FORMATS {
-        for picture in PICTURES {
+        for &picture in pictures {
             for channels in [1, 3, 12] {
                 let strided = r.flag();
-                let y = Tensor::poison(&gpu, format, picture, channels, strided);
+                let y = Tensor::poison(gpu, format, picture, channels, strided);
                 let bytes: Vec<u8> = (0..y.view.pixels() * channels).map(|_| r.bits() as u8).collect();
                 let mut x = gpu.allocate(bytes.len()).unwrap();
                 x.write(0, &bytes).unwrap();
@@ -44,16 +48,20 @@ fn pictures_become_fractions_with_zero_in_the_padding() {
 #[test]
 fn activations_and_their_gradients() {
     let Some(gpu) = gpu() else { return };
-    let (kernel, mut r) = (Activate::load(&gpu).unwrap(), Random::new());
+    check_activations(&gpu, &CHANNELS, &PICTURES);
+}
+
+fn check_activations(gpu: &Gpu, channels: &[usize], pictures: &[[usize; 3]]) {
+    let (kernel, mut r) = (Activate::load(gpu).unwrap(), Random::new());
     for format in FORMATS {
         for act in ACTIVATIONS {
-            for channels in CHANNELS {
-                let picture = PICTURES[r.below(PICTURES.len())];
+            for &channels in channels {
+                let picture = pictures[r.below(pictures.len())];
                 let strided = [0; 4].map(|_| r.flag());
                 let what = format!("{format:?} {act:?} {picture:?} {channels}");
-                let (x, xs) = Tensor::filled(&gpu, format, picture, channels, strided[0], || r.normal() * 3.0);
-                let (dy, dys) = Tensor::filled(&gpu, format, picture, channels, strided[1], || r.normal());
-                let y = Tensor::poison(&gpu, format, picture, channels, strided[2]);
+                let (x, xs) = Tensor::filled(gpu, format, picture, channels, strided[0], || r.normal() * 3.0);
+                let (dy, dys) = Tensor::filled(gpu, format, picture, channels, strided[1], || r.normal());
+                let y = Tensor::poison(gpu, format, picture, channels, strided[2]);
                 let (shape, c) = (shape(&x), x.view.c);
                 // SAFETY: buffers of these extents.
                 unsafe { kernel.run(x.view, act, y.view) }.unwrap();
@@ -62,9 +70,9 @@ fn activations_and_their_gradients() {
                 assert_near(&format!("forward {what}"), &y.read(), &want, bound(format));
                 for accumulate in [false, true] {
                     let (dx, mut want) = match accumulate {
-                        true => Tensor::filled(&gpu, format, picture, channels, strided[3], || r.normal()),
+                        true => Tensor::filled(gpu, format, picture, channels, strided[3], || r.normal()),
                         false => {
-                            let dx = Tensor::poison(&gpu, format, picture, channels, strided[3]);
+                            let dx = Tensor::poison(gpu, format, picture, channels, strided[3]);
                             (dx, vec![0.0; xs.len()])
                         }
                     };
@@ -109,18 +117,22 @@ fn activations_of_infinities_and_nan_are_the_cpus() {
 #[test]
 fn sums_of_up_to_eight_round_once() {
     let Some(gpu) = gpu() else { return };
-    let (kernel, mut r) = (Add::load(&gpu).unwrap(), Random::new());
+    check_sums(&gpu, &[3, 66, 180], &PICTURES);
+}
+
+fn check_sums(gpu: &Gpu, channels: &[usize], pictures: &[[usize; 3]]) {
+    let (kernel, mut r) = (Add::load(gpu).unwrap(), Random::new());
     for format in FORMATS {
         for count in 1..=8 {
-            for channels in [3, 66, 180] {
-                let picture = PICTURES[r.below(PICTURES.len())];
+            for &channels in channels {
+                let picture = pictures[r.below(pictures.len())];
                 let inputs: Vec<(Tensor, Vec<f64>)> = (0..count)
                     .map(|_| {
                         let strided = r.flag();
-                        Tensor::filled(&gpu, format, picture, channels, strided, || r.normal())
+                        Tensor::filled(gpu, format, picture, channels, strided, || r.normal())
                     })
                     .collect();
-                let y = Tensor::poison(&gpu, format, picture, channels, r.flag());
+                let y = Tensor::poison(gpu, format, picture, channels, r.flag());
                 let views: Vec<_> = inputs.iter().map(|t| t.0.view).collect();
                 // SAFETY: buffers of these extents.
                 unsafe { kernel.run(&views, y.view) }.unwrap();
@@ -152,17 +164,21 @@ fn nine_inputs_and_unequal_shapes_are_errors() {
 #[test]
 fn copies_between_all_types_and_pitches_are_exact() {
     let Some(gpu) = gpu() else { return };
-    let (kernel, mut r) = (Copy::load(&gpu).unwrap(), Random::new());
+    check_copies(&gpu, &CHANNELS, &PICTURES);
+}
+
+fn check_copies(gpu: &Gpu, channels: &[usize], pictures: &[[usize; 3]]) {
+    let (kernel, mut r) = (Copy::load(gpu).unwrap(), Random::new());
     for from in FORMATS {
         for to in FORMATS {
-            for channels in CHANNELS {
+            for &channels in channels {
                 for accumulate in [false, true] {
-                    let picture = PICTURES[r.below(PICTURES.len())];
+                    let picture = pictures[r.below(pictures.len())];
                     let strided = [r.flag(), r.flag()];
-                    let (x, xs) = Tensor::filled(&gpu, from, picture, channels, strided[0], || r.normal());
+                    let (x, xs) = Tensor::filled(gpu, from, picture, channels, strided[0], || r.normal());
                     let (y, before) = match accumulate {
-                        true => Tensor::filled(&gpu, to, picture, channels, strided[1], || r.normal()),
-                        false => (Tensor::poison(&gpu, to, picture, channels, strided[1]), vec![0.0; xs.len()]),
+                        true => Tensor::filled(gpu, to, picture, channels, strided[1], || r.normal()),
+                        false => (Tensor::poison(gpu, to, picture, channels, strided[1]), vec![0.0; xs.len()]),
                     };
                     // SAFETY: buffers of these extents.
                     unsafe { kernel.run(x.view, y.view, accumulate) }.unwrap();
@@ -194,11 +210,15 @@ fn a_flat_gradient_takes_weight_gradients() {
 #[test]
 fn zeros_fill_a_range_and_nothing_beside_it() {
     let Some(gpu) = gpu() else { return };
-    let kernel = Fill::load(&gpu).unwrap();
+    check_zeros(&gpu, &PICTURES);
+}
+
+fn check_zeros(gpu: &Gpu, pictures: &[[usize; 3]]) {
+    let kernel = Fill::load(gpu).unwrap();
     for format in FORMATS {
-        for picture in PICTURES {
+        for &picture in pictures {
             for strided in [false, true] {
-                let y = Tensor::poison(&gpu, format, picture, 60, strided);
+                let y = Tensor::poison(gpu, format, picture, 60, strided);
                 // SAFETY: a buffer of this extent.
                 unsafe { kernel.zero(y.view) }.unwrap();
                 assert!(y.read().iter().all(|&v| v == 0.0));
@@ -210,20 +230,24 @@ fn zeros_fill_a_range_and_nothing_beside_it() {
 #[test]
 fn biases_are_added_and_their_gradients_are_column_sums() {
     let Some(gpu) = gpu() else { return };
-    let (kernel, mut r) = (Bias::load(&gpu).unwrap(), Random::new());
+    check_biases(&gpu, &CHANNELS, &PICTURES);
+}
+
+fn check_biases(gpu: &Gpu, channels: &[usize], pictures: &[[usize; 3]]) {
+    let (kernel, mut r) = (Bias::load(gpu).unwrap(), Random::new());
     for format in FORMATS {
         for act in ACTIVATIONS {
-            for channels in CHANNELS {
-                let picture = PICTURES[r.below(PICTURES.len())];
+            for &channels in channels {
+                let picture = pictures[r.below(pictures.len())];
                 let strided = r.flag();
                 let what = format!("{format:?} {act:?} {picture:?} {channels}");
-                let (y, before) = Tensor::filled(&gpu, format, picture, channels, strided, || r.normal());
+                let (y, before) = Tensor::filled(gpu, format, picture, channels, strided, || r.normal());
                 let (shape, c, pixels) = (shape(&y), y.view.c, y.view.pixels());
                 let bias = values(c, channels, || r.normal());
-                let vector = Vector::new(&gpu, &bias);
+                let vector = Vector::new(gpu, &bias);
                 let old = values(c, channels, || r.normal());
-                let gradient = Vector::new(&gpu, &old);
-                let room = scratch(&gpu, Bias::scratch(pixels, c));
+                let gradient = Vector::new(gpu, &old);
+                let room = scratch(gpu, Bias::scratch(pixels, c));
                 // SAFETY: buffers of these extents.
                 unsafe { kernel.gradient(y.view, gradient.at(), room.address()) }.unwrap();
                 let mut want = old;
@@ -238,6 +262,19 @@ fn biases_are_added_and_their_gradients_are_column_sums() {
             }
         }
     }
+}
+
+/// Every kernel of this file over few pixels: what compute-sanitizer gets through.
+#[test]
+fn small_shapes() {
+    let Some(gpu) = gpu() else { return };
+    let (channels, pictures) = ([3, 66], [[1, 5, 7], [2, 1, 9]]);
+    check_normalize(&gpu, &pictures);
+    check_activations(&gpu, &channels, &pictures);
+    check_sums(&gpu, &channels, &pictures);
+    check_copies(&gpu, &channels, &pictures);
+    check_zeros(&gpu, &pictures);
+    check_biases(&gpu, &channels, &pictures);
 }
 
 #[test]

@@ -146,6 +146,45 @@ fn nan_wins_a_window_and_infinities_keep_their_order() {
 }
 
 #[test]
+fn windows_of_five_meet_at_the_sides_of_tiles() {
+    let Some(gpu) = gpu() else { return };
+    let (kernel, mut r) = (MaxPool::load(&gpu).unwrap(), Random::new());
+    let pool = PoolAttrs { kernel: 5, stride: 1, pad: 2 };
+    // One tile, tiles beside and above each other, the last ones smaller.
+    for [h, w] in [[1, 1], [3, 7], [20, 20], [21, 13], [13, 22], [40, 40], [45, 3], [61, 43]] {
+        for (channels, format) in [8, 24, 40].into_iter().flat_map(|c| FORMATS.map(|f| (c, f))) {
+            // Ties, zeros of both signs, and NaN in few tiles: those take another way.
+            let draw = |r: &mut Random| match r.below(2000) {
+                0 => f64::NAN,
+                1..=400 => -0.0,
+                _ => r.below(6) as f64 - 3.0,
+            };
+            let (picture, what) = ([2, h, w], format!("{format:?} {h}x{w}, {channels} channels"));
+            let strided = [r.flag(), r.flag(), r.flag()];
+            let (x, xs) = Tensor::filled(&gpu, format, picture, channels, strided[0], || draw(&mut r));
+            let y = Tensor::poison(&gpu, format, picture, channels, strided[1]);
+            // SAFETY: buffers of these extents.
+            unsafe { kernel.run(x.view, y.view, pool) }.unwrap();
+            let mut want = vec![0.0; y.view.elements()];
+            let vx = CpuView::new(&xs, shape(&x), channels);
+            k::max_pool(vx, ViewMut::new(&mut want, shape(&y), channels), attrs(pool), false);
+            let same = y.read().iter().zip(&want).all(|(a, b)| a == b || a.is_nan() && b.is_nan());
+            assert!(same, "forward {what}");
+            let (dy, dys) = Tensor::filled(&gpu, format, picture, channels, strided[2], || r.below(3) as f64);
+            for accumulate in [false, true] {
+                let (dx, mut want) = target(&gpu, format, picture, channels, accumulate, &mut r, |r| r.below(5) as f64);
+                // SAFETY: as above; these windows take no scratch.
+                unsafe { kernel.gradient(x.view, dy.view, dx.view, pool, accumulate, 0) }.unwrap();
+                let vdy = CpuView::new(&dys, shape(&dy), channels);
+                k::max_pool_grad(vx, vdy, ViewMut::new(&mut want, shape(&x), channels), attrs(pool), accumulate);
+                assert_eq!(dx.read(), want, "gradient {accumulate} {what}");
+            }
+        }
+    }
+    assert_eq!(MaxPool::scratch(1000, 64, pool), 0);
+}
+
+#[test]
 fn average_pool_counts_padding_as_zero() {
     let Some(gpu) = gpu() else { return };
     let kernel = AveragePool::load(&gpu).unwrap();

@@ -1,9 +1,11 @@
 //! Our own convolution kernels against the definition in float64, over operands that were rounded to their format.
 
-use cuda::cudnn::Pass;
-use cuda::kernels::own_conv::{OwnConv, Request, serves, workspace};
+mod kernels_common;
+
+use cuda::conv::{Pass, Request, Shape};
+use cuda::kernels::own_conv::{OwnConv, serves, workspace};
 use cuda::{Buffer, Format, Gpu};
-use half::{bf16, f16};
+use kernels_common::{decode, encode, rounded};
 
 /// A card with matrix instructions; `None`, with the reason printed, where there is none.
 fn card() -> Option<(Gpu, OwnConv)> {
@@ -36,32 +38,7 @@ impl Random {
 
     /// Uniform in (-1, 1), as `format` stores it.
     fn value(&mut self, format: Format) -> f64 {
-        round(format, 2.0 * (self.next() >> 11) as f64 / (1u64 << 53) as f64 - 1.0)
-    }
-}
-
-fn round(format: Format, v: f64) -> f64 {
-    match format {
-        Format::F32 => f64::from(v as f32),
-        Format::F16 => f64::from(f16::from_f32(v as f32)),
-        Format::Bf16 => f64::from(bf16::from_f32(v as f32)),
-    }
-}
-
-fn encode(format: Format, v: f64) -> Vec<u8> {
-    match format {
-        Format::F32 => (v as f32).to_le_bytes().to_vec(),
-        Format::F16 => f16::from_f64(v).to_le_bytes().to_vec(),
-        Format::Bf16 => bf16::from_f64(v).to_le_bytes().to_vec(),
-    }
-}
-
-fn decode(format: Format, bytes: &[u8]) -> f64 {
-    match *bytes {
-        [a, b, c, d] => f64::from(f32::from_le_bytes([a, b, c, d])),
-        [a, b] if format == Format::F16 => f64::from(f16::from_le_bytes([a, b])),
-        [a, b] => f64::from(bf16::from_le_bytes([a, b])),
-        _ => unreachable!("two or four bytes"),
+        rounded(format, 2.0 * (self.next() >> 11) as f64 / (1u64 << 53) as f64 - 1.0)
     }
 }
 
@@ -87,46 +64,31 @@ fn gather(format: Format, bytes: &[u8], channels: usize, pitch: usize) -> Result
 }
 
 fn request(inputs: usize, outputs: usize, kernel: usize, stride: usize, groups: usize) -> Request {
-    Request {
-        images: 1,
-        height: 1,
-        width: 1,
-        inputs,
-        outputs,
-        kernel,
-        stride,
-        pad: kernel / 2,
-        groups,
-        input_pitch: inputs,
-        output_pitch: outputs,
-        pass: Pass::Forward,
-        operands: Format::Bf16,
-        output: Format::Bf16,
-        add: false,
-        bytes: false,
-    }
+    let shape = Shape { groups, ..Shape::packed(1, 1, inputs, outputs, kernel, stride) };
+    Request::new(shape, Pass::Forward, Format::Bf16)
 }
 
-fn out(r: &Request, extent: usize) -> usize {
-    (extent + 2 * r.pad - r.kernel) / r.stride + 1
+/// The same with other extents.
+fn with(r: Request, change: impl FnOnce(Shape) -> Shape) -> Request {
+    Request { shape: change(r.shape), ..r }
 }
 
 /// Calls `f(y, x, w)` with the elements of every product.
-fn products(r: &Request, mut f: impl FnMut(usize, usize, usize)) {
-    let (oh, ow) = (out(r, r.height), out(r, r.width));
-    let (inputs, outputs) = (r.inputs / r.groups, r.outputs / r.groups);
-    for n in 0..r.images {
+fn products(s: &Shape, mut f: impl FnMut(usize, usize, usize)) {
+    let (oh, ow) = (s.out_height(), s.out_width());
+    let (inputs, outputs) = (s.inputs / s.groups, s.outputs / s.groups);
+    for n in 0..s.images {
         for (oy, ox) in (0..oh).flat_map(|y| (0..ow).map(move |x| (y, x))) {
-            for (ky, kx) in (0..r.kernel).flat_map(|y| (0..r.kernel).map(move |x| (y, x))) {
-                let (iy, ix) = (oy * r.stride + ky, ox * r.stride + kx);
-                if iy < r.pad || ix < r.pad || iy - r.pad >= r.height || ix - r.pad >= r.width {
+            for (ky, kx) in (0..s.kernel).flat_map(|y| (0..s.kernel).map(move |x| (y, x))) {
+                let (iy, ix) = (oy * s.stride + ky, ox * s.stride + kx);
+                if iy < s.pad || ix < s.pad || iy - s.pad >= s.height || ix - s.pad >= s.width {
                     continue;
                 }
-                let y = ((n * oh + oy) * ow + ox) * r.outputs;
-                let x = ((n * r.height + iy - r.pad) * r.width + ix - r.pad) * r.inputs;
-                for o in 0..r.outputs {
+                let y = ((n * oh + oy) * ow + ox) * s.outputs;
+                let x = ((n * s.height + iy - s.pad) * s.width + ix - s.pad) * s.inputs;
+                for o in 0..s.outputs {
                     for i in 0..inputs {
-                        let w = ((o * r.kernel + ky) * r.kernel + kx) * inputs + i;
+                        let w = ((o * s.kernel + ky) * s.kernel + kx) * inputs + i;
                         f(y + o, x + o / outputs * inputs + i, w);
                     }
                 }
@@ -138,13 +100,13 @@ fn products(r: &Request, mut f: impl FnMut(usize, usize, usize)) {
 /// Runs a request on random operands and compares; the error names what went wrong.
 fn check(gpu: &Gpu, own: &OwnConv, r: &Request, random: &mut Random) -> Result<(), String> {
     assert!(serves(r), "{r:?}");
-    let (in_pixels, out_pixels) = (r.images * r.height * r.width, r.images * out(r, r.height) * out(r, r.width));
-    let weights = r.outputs * r.kernel * r.kernel * r.inputs / r.groups;
+    let s = &r.shape;
+    let (in_pixels, out_pixels) = (s.in_pixels(), s.out_pixels());
     let mut many = |n: usize, f: Format| (0..n).map(|_| random.value(f)).collect::<Vec<f64>>();
-    let mut x = many(in_pixels * r.inputs, r.operands);
-    let mut w = many(weights, r.operands);
-    let mut y = many(out_pixels * r.outputs, r.operands);
-    let stem = r.inputs == 8;
+    let mut x = many(in_pixels * s.inputs, r.format);
+    let mut w = many(s.weights(), r.format);
+    let mut y = many(out_pixels * s.outputs, r.format);
+    let stem = s.inputs == 8;
     let image: Vec<u8> = (0..in_pixels * 3).map(|_| random.next() as u8).collect();
     if stem {
         // Five of the eight channels are padding.
@@ -155,19 +117,19 @@ fn check(gpu: &Gpu, own: &OwnConv, r: &Request, random: &mut Random) -> Result<(
     if r.bytes {
         for (row, pixel) in x.chunks_exact_mut(8).zip(image.chunks_exact(3)) {
             for (v, &byte) in row.iter_mut().zip(pixel) {
-                *v = round(r.operands, f64::from(f32::from(byte) / 255.0));
+                *v = rounded(r.format, f64::from(f32::from(byte) / 255.0));
             }
         }
     }
 
     // What is expected: the result, and where it is added, what was there.
     let mut before = match r.pass {
-        Pass::Forward => many_of(random, y.len(), r.output),
-        Pass::Data => many_of(random, x.len(), r.output),
+        Pass::Forward => many_of(random, y.len(), r.result()),
+        Pass::Data => many_of(random, x.len(), r.result()),
         Pass::Weight => many_of(random, w.len(), Format::F32),
     };
     let mut want = if r.add { before.clone() } else { vec![0.0; before.len()] };
-    products(r, |yi, xi, wi| match r.pass {
+    products(s, |yi, xi, wi| match r.pass {
         Pass::Forward => want[yi] += x[xi] * w[wi],
         Pass::Data => want[xi] += y[yi] * w[wi],
         Pass::Weight => want[wi] += y[yi] * x[xi],
@@ -176,18 +138,18 @@ fn check(gpu: &Gpu, own: &OwnConv, r: &Request, random: &mut Random) -> Result<(
         before.fill(f64::NAN);
     }
     let (channels, pitch) = match r.pass {
-        Pass::Forward => (r.outputs, r.output_pitch),
-        Pass::Data => (r.inputs, r.input_pitch),
+        Pass::Forward => (s.outputs, s.output_pitch),
+        Pass::Data => (s.inputs, s.input_pitch),
         Pass::Weight => (w.len(), w.len()),
     };
     let places = |x: &[f64], w: &[f64], y: &[f64]| {
-        let format = |pass| if r.pass == pass { r.output } else { r.operands };
+        let format = |pass| if r.pass == pass { r.result() } else { r.format };
         let x = match r.bytes {
             true => image.clone(),
-            false => spread(format(Pass::Data), x, r.inputs, r.input_pitch),
+            false => spread(format(Pass::Data), x, s.inputs, s.input_pitch),
         };
         let w = spread(format(Pass::Weight), w, w.len(), w.len());
-        [x, w, spread(format(Pass::Forward), y, r.outputs, r.output_pitch)]
+        [x, w, spread(format(Pass::Forward), y, s.outputs, s.output_pitch)]
     };
     match r.pass {
         Pass::Forward => y = before,
@@ -222,9 +184,9 @@ fn check(gpu: &Gpu, own: &OwnConv, r: &Request, random: &mut Random) -> Result<(
     if runs[0] != runs[1] {
         return Err("two runs differ".into());
     }
-    let got = gather(r.output, &runs[0], channels, pitch)?;
+    let got = gather(r.result(), &runs[0], channels, pitch)?;
     // One rounding of the result; float32 sums before it.
-    let (relative, per_sum) = match r.output {
+    let (relative, per_sum) = match r.result() {
         Format::Bf16 => (0.0040, 1e-5),
         Format::F16 => (0.0005, 1e-5),
         Format::F32 => (1e-5, 1e-5),
@@ -247,49 +209,67 @@ fn many_of(random: &mut Random, n: usize, format: Format) -> Vec<f64> {
 /// Every pass of a convolution over odd shapes, strided ranges, both formats, with and without adding; and, in bf16,
 /// over `many` images, which are more tiles than blocks.
 fn check_shapes(base: Request, passes: &[Pass], many: usize, seed: u64) {
+    // One pixel, less than a tile, a few tiles, and many.
+    check_sizes(base, passes, &[1, 7, 40, 90, MANY], many, seed);
+}
+
+/// Most pixels on a side where there are more tiles than blocks.
+const MANY: usize = 130;
+
+fn check_sizes(base: Request, passes: &[Pass], sizes: &[usize], many: usize, seed: u64) {
     let Some((gpu, own)) = card() else { return };
     println!("seed {seed}");
     let random = &mut Random(seed << 32);
     for &pass in passes {
-        for operands in [Format::Bf16, Format::F16] {
-            // One pixel, less than a tile, a few tiles, and many.
-            let largest = if operands == Format::Bf16 { 130 } else { 90 };
-            for most in [1, 7, 40, 90, 130] {
-                if most > largest {
-                    continue;
-                }
-                let images = if most == 130 { many } else { random.range(1, 3) };
+        for format in [Format::Bf16, Format::F16] {
+            for &most in sizes.iter().filter(|&&most| format == Format::Bf16 || most < MANY) {
+                let images = if most == MANY { many } else { random.range(1, 3) };
+                let stride = base.shape.stride;
                 let [height, width] = match most {
                     1 => [1, 1],
-                    130 => [random.range(45, 55) * base.stride, random.range(45, 55) * base.stride],
+                    MANY => [random.range(45, 55) * stride, random.range(45, 55) * stride],
                     _ => [random.range(1, most / 2 + 1), random.range(1, most)],
                 };
                 let (input, output) = (8 * random.range(0, 3), 8 * random.range(0, 3));
-                let bytes = base.bytes;
-                let widths = if bytes { 4 } else { 1 };
                 let add = pass != Pass::Forward && random.range(0, 1) == 1;
-                let output_format = match pass {
-                    Pass::Weight => Format::F32,
-                    Pass::Forward if base.output == Format::F32 => Format::F32,
-                    _ => operands,
-                };
-                let r = Request {
+                let shape = Shape {
                     images,
                     height,
-                    width: width.next_multiple_of(widths),
-                    input_pitch: if bytes { 3 } else { base.inputs + input },
-                    output_pitch: base.outputs + output,
-                    pass,
-                    operands,
-                    output: output_format,
-                    add,
-                    ..base
+                    width: width.next_multiple_of(if base.bytes { 4 } else { 1 }),
+                    input_pitch: if base.bytes { 3 } else { base.shape.inputs + input },
+                    output_pitch: base.shape.outputs + output,
+                    ..base.shape
                 };
+                let logits = pass == Pass::Forward && base.output == Format::F32;
+                let output = if logits { Format::F32 } else { format };
+                let r = Request { shape, pass, format, output, add, ..base };
                 if let Err(what) = check(&gpu, &own, &r, random) {
-                    panic!("{r:?}: {what}");
+                    panic!("{r}: {what}");
                 }
             }
         }
+    }
+}
+
+/// Every kernel over less than a tile: what compute-sanitizer gets through.
+#[test]
+fn small_shapes() {
+    let sizes = [1, 7];
+    for channels in [16, 24, 32, 48] {
+        check_sizes(request(channels, channels, 3, 1, 1), &Pass::ALL, &sizes, 1, 200);
+    }
+    for kernel in [1, 3] {
+        check_sizes(request(64, 64, kernel, 1, 4), &Pass::ALL, &sizes, 1, 201);
+    }
+    check_sizes(Request { output: Format::F32, ..request(64, 64, 1, 1, 4) }, &[Pass::Forward], &sizes, 1, 202);
+    for outputs in [16, 32, 64] {
+        let stem = request(8, outputs, 3, 2, 1);
+        for base in [stem, Request { bytes: true, ..stem }] {
+            check_sizes(base, &[Pass::Forward, Pass::Weight], &sizes, 1, 203);
+        }
+    }
+    for (inputs, outputs) in [(16, 32), (32, 64)] {
+        check_sizes(request(inputs, outputs, 3, 2, 1), &[Pass::Data], &sizes, 1, 204);
     }
 }
 
@@ -342,34 +322,34 @@ fn requests_that_no_kernel_was_made_for_are_taken() {
     let stem = request(8, 32, 3, 2, 1);
     let grouped = request(64, 64, 3, 1, 4);
     let down = Request { pass: Pass::Data, ..request(32, 64, 3, 2, 1) };
-    for served in [few, stem, grouped, down, Request { width: 4, bytes: true, input_pitch: 3, ..stem }] {
+    let bytes = |width: usize| Request { bytes: true, ..with(stem, |s| Shape { width, ..s.over_bytes() }) };
+    for served in [few, stem, grouped, down, bytes(4)] {
         assert!(serves(&served), "{served:?}");
     }
-    let f32_weight = Request { pass: Pass::Weight, output: Format::F32, ..few };
-    assert!(serves(&f32_weight) && workspace(&f32_weight) == 32 * 32 * 9 * 4);
+    let weight = Request { pass: Pass::Weight, add: true, ..few };
+    assert!(serves(&weight) && workspace(&weight) == 32 * 32 * 9 * 4);
     for refused in [
-        Request { inputs: 40, outputs: 40, input_pitch: 40, output_pitch: 40, ..few },
-        Request { outputs: 16, ..few },
-        Request { stride: 2, ..few },
-        Request { pad: 0, ..few },
-        Request { kernel: 5, pad: 2, ..few },
-        Request { operands: Format::F32, output: Format::F32, ..few },
+        with(few, |s| Shape { inputs: 40, outputs: 40, input_pitch: 40, output_pitch: 40, ..s }),
+        with(few, |s| Shape { outputs: 16, ..s }),
+        with(few, |s| Shape { stride: 2, ..s }),
+        with(few, |s| Shape { pad: 0, ..s }),
+        with(few, |s| Shape { kernel: 5, pad: 2, ..s }),
+        Request { format: Format::F32, output: Format::F32, ..few },
         Request { output: Format::F32, ..few },
-        Request { input_pitch: 36, ..few },
-        Request { input_pitch: 24, ..few },
+        with(few, |s| Shape { input_pitch: 36, ..s }),
+        with(few, |s| Shape { input_pitch: 24, ..s }),
         Request { add: true, ..few },
-        Request { images: 0, ..few },
+        with(few, |s| Shape { images: 0, ..s }),
         Request { bytes: true, ..few },
-        Request { pass: Pass::Weight, ..few },
         Request { pass: Pass::Data, ..stem },
         Request { pass: Pass::Forward, ..down },
-        Request { outputs: 32, ..down },
-        Request { width: 6, bytes: true, input_pitch: 3, ..stem },
-        Request { outputs: 24, output_pitch: 24, ..stem },
-        Request { groups: 2, ..grouped },
-        Request { groups: 8, ..grouped },
-        Request { groups: 0, inputs: 0, outputs: 0, ..grouped },
-        Request { images: 1 << 20, height: 1 << 10, width: 1 << 10, ..few },
+        with(down, |s| Shape { outputs: 32, ..s }),
+        bytes(6),
+        with(stem, |s| Shape { outputs: 24, output_pitch: 24, ..s }),
+        with(grouped, |s| Shape { groups: 2, ..s }),
+        with(grouped, |s| Shape { groups: 8, ..s }),
+        with(grouped, |s| Shape { groups: 0, inputs: 0, outputs: 0, ..s }),
+        with(few, |s| Shape { images: 1 << 20, height: 1 << 10, width: 1 << 10, ..s }),
     ] {
         assert!(!serves(&refused), "{refused:?}");
         assert_eq!(workspace(&refused), 0);

@@ -1,9 +1,11 @@
 //! Plans for cards, on any machine: compiling them needs no card and no driver.
 
+use cuda::kernels::{Nms, Predictions};
 use cuda::{CudaBackend, CudaOptions};
 use detect::external::LevelTensors;
+use detect::nms::NmsConfig;
 use graph::{Category, CompileOptions, DType, GraphBuilder, Plan, Precision, Shape, compile};
-use model::{BuildOptions, Model};
+use model::{Branches, BuildOptions, Mode, Model};
 use std::time::Instant;
 
 const NAMES: [&str; 10] =
@@ -56,5 +58,33 @@ fn weight_gradients_of_biased_convolutions_have_room_for_both_sums() {
             let channels = plan.placement(op.dy).channels as u64;
             assert!(plan.workspace(at).1 >= 4 * channels, "{}", node.scope);
         }
+    }
+}
+
+#[test]
+fn suppression_has_the_scratch_of_its_kernels_and_rows_for_what_can_be_found() {
+    let model = Model::load("gelan-t", Some(3)).expect("a model of the zoo");
+    for (max_det, multi_label, most) in [(7, true, 7), (1 << 40, false, 84), (1 << 40, true, 252)] {
+        let config = NmsConfig { max_det, multi_label, ..NmsConfig::default() };
+        let mut b = GraphBuilder::new();
+        let images = b.input("images", Shape::new(2, 64, 64, 3), DType::U8);
+        let x = b.normalize(images);
+        let options = BuildOptions { mode: Mode::Folded, branches: Branches::Main };
+        let heads = model.build(&mut b, x, options).expect("builds");
+        let level = |l: &model::HeadLevel| LevelTensors { boxes: l.boxes, classes: l.classes };
+        let levels: Vec<_> = heads.branches[0].levels.iter().map(level).collect();
+        let predictions = detect::external::predictions(&mut b, &levels, &model.strides, model.nc);
+        let found = detect::external::suppress(&mut b, predictions, config.clone(), model.nc);
+        let precision = Precision::F16;
+        let backend = CudaBackend::new(CudaOptions { precision, tf32: false, tune: false, capture: false });
+        let plan = compile(b.finish(), &backend, &CompileOptions::inference(precision)).expect("a plan");
+        // 64 + 16 + 4 anchors of three classes.
+        assert_eq!(plan.shape(found.rows), Shape::new(2, 1, most, 6));
+        let at = plan.graph().nodes().iter().position(|n| n.scope == "nms").expect("an op");
+        let shape = Predictions { images: 2, rows: 84, pitch: 8, nc: 3 };
+        let scratch = Nms::scratch(shape, &config) as u64;
+        // Keys, and corners of what is kept.
+        assert!(scratch >= 2 * (8 * 84 + 16 * most as u64) && scratch < 1 << 16, "{scratch}");
+        assert_eq!(plan.workspace(at).1, scratch.next_multiple_of(256));
     }
 }

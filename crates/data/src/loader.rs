@@ -107,6 +107,11 @@ pub struct LoaderOptions {
     pub prefetch: usize,
 }
 
+impl LoaderOptions {
+    /// Depth that training and validation use.
+    pub const PREFETCH: usize = 3;
+}
+
 struct Done {
     hw: [usize; 2],
     content: Option<Content>,

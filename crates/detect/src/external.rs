@@ -1,7 +1,10 @@
-//! The ops this crate adds to a graph: the training loss and the decoding of head maps. Only shapes, scratch
-//! and constants are declared here; executors hold the bodies and find them by name.
+//! The ops this crate adds to a graph: the training loss, the decoding of head maps and non-maximum suppression. Only
+//! shapes, scratch and constants are declared here; executors hold the bodies and find them by name.
 
 pub mod body;
+mod suppress;
+
+pub use suppress::{DetectionTensors, Suppress, suppress};
 
 use std::any::Any;
 use std::sync::Arc;
@@ -61,13 +64,18 @@ pub fn loss(
 }
 
 /// Declares the decoding of one branch to (N, 1, anchors, 4 + nc): boxes as centre and size in network pixels, then
-/// scores.
+/// scores. An output of the graph.
 pub fn decode(b: &mut GraphBuilder, levels: &[LevelTensors], strides: &[usize], nc: usize) -> TensorId {
-    b.set_scope("decode");
-    let inputs: Vec<TensorId> = levels.iter().flat_map(|l| [l.boxes, l.classes]).collect();
-    let predictions = b.external(Arc::new(Decode { strides: strides.to_vec(), nc }), &inputs)[0];
+    let predictions = predictions(b, levels, strides, nc);
     b.output(predictions);
     predictions
+}
+
+/// [`decode`] for an op that follows, such as [`suppress`]: the predictions are gone after the run.
+pub fn predictions(b: &mut GraphBuilder, levels: &[LevelTensors], strides: &[usize], nc: usize) -> TensorId {
+    b.set_scope("decode");
+    let inputs: Vec<TensorId> = levels.iter().flat_map(|l| [l.boxes, l.classes]).collect();
+    b.external(Arc::new(Decode { strides: strides.to_vec(), nc }), &inputs)[0]
 }
 
 /// The detection loss. Inputs: for each branch and level boxes and classes, then offsets, classes and boxes of the

@@ -14,7 +14,8 @@ pub trait Device {
         Precision::F32
     }
 
-    /// How much further than the CPU in float32 losses and statistics may be off: 1 for the same bounds.
+    /// How much further than the CPU in float32 losses, statistics and single elements of gradients may be off: 1 for the
+    /// same bounds. Tensors as a whole have one bound for every device ([`crate::tensors`]).
     fn slack(&self) -> f64 {
         1.0
     }

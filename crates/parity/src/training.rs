@@ -9,18 +9,20 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use testkit::{Array, assert_close};
 
-const CASES: [&str; 4] = ["yolov9-t-nc80", "yolov9-s-nc3", "gelan-t-nc80", "yolov9-cmicro-nc5"];
+pub(crate) const CASES: [&str; 4] = ["yolov9-t-nc80", "yolov9-s-nc3", "gelan-t-nc80", "yolov9-cmicro-nc5"];
 
-struct Case {
-    name: &'static str,
+pub(crate) struct Case {
+    pub name: &'static str,
     json: Value,
-    arrays: BTreeMap<String, Array>,
-    params: Vec<String>,
-    stats: Vec<String>,
+    pub arrays: BTreeMap<String, Array>,
+    /// Trained parameters.
+    pub params: Vec<String>,
+    /// Running statistics.
+    pub stats: Vec<String>,
 }
 
 impl Case {
-    fn load(name: &'static str) -> Self {
+    pub fn load(name: &'static str) -> Self {
         let json = testkit::json(&format!("train/{name}.json"));
         let names = |key: &str| -> Vec<String> {
             json[key].as_array().expect("names").iter().map(|n| n.as_str().expect("a name").to_owned()).collect()
@@ -51,7 +53,7 @@ impl Case {
         }
     }
 
-    fn check_losses(&self, index: usize, got: &[f64], tolerance: f64) {
+    pub fn check_losses(&self, index: usize, got: &[f64], tolerance: f64) {
         let want = &self.json["losses"][index];
         let what = format!("{} step {index}", self.name);
         let items = |key: &str| -> Vec<f64> {
@@ -77,7 +79,7 @@ impl Case {
     }
 
     /// Compares norm, sum, change and sampled values of the running statistics.
-    fn check_statistics(&self, key: &str, now: &Values, start: &Values, rel: f64) {
+    pub fn check_statistics(&self, key: &str, now: &Values, start: &Values, rel: f64) {
         for (row, name) in self.stats.iter().enumerate() {
             let l2 = norm(&now[name]);
             let what = format!("{} {key} {name}", self.name);
@@ -102,7 +104,7 @@ impl Case {
     }
 
     /// Compares norm, sum and sampled values of all gradients as exactly as they are stored: in float32.
-    fn check_gradients(&self, gradients: &Values) {
+    pub fn check_gradients(&self, gradients: &Values) {
         for (row, name) in self.params.iter().enumerate().filter(|(r, _)| self.of_row("grad.f32_rel_l2", *r) < 0.01) {
             let (g, what) = (&gradients[name], format!("{} float64 gradient of {name}", self.name));
             let l2 = self.of_row("grad.l2", row);
@@ -124,7 +126,7 @@ impl Case {
     }
 
     /// Compares sampled values, norm and change of every row of `key` with `now`.
-    fn check_rows(&self, key: &str, names: &[String], index: &str, now: &Values, start: &Values, loose: f64) {
+    pub fn check_rows(&self, key: &str, names: &[String], index: &str, now: &Values, start: &Values, loose: f64) {
         let noise = self.arrays.get(&format!("{key}.f32_rel_l2_of_change"));
         for (row, name) in names.iter().enumerate() {
             let noise = noise.map_or(0.0, |n| n.data[row]);
@@ -157,9 +159,10 @@ impl Case {
     }
 }
 
-type Values = BTreeMap<String, Vec<f64>>;
+/// Values of tensors by name.
+pub(crate) type Values = BTreeMap<String, Vec<f64>>;
 
-fn norm(values: &[f64]) -> f64 {
+pub(crate) fn norm(values: &[f64]) -> f64 {
     values.iter().map(|v| v * v).sum::<f64>().sqrt()
 }
 
@@ -172,7 +175,7 @@ fn groups(lr: f64) -> [GroupScalars; 3] {
     [group(0.0), group(5e-4), group(0.0)]
 }
 
-fn commit(kind: OptimizerKind, lr: f64, step: u64) -> CommitStep {
+pub(crate) fn commit(kind: OptimizerKind, lr: f64, step: u64) -> CommitStep {
     let decay = 0.9999 * (1.0 - (-(step as f64) / 2000.0).exp());
     CommitStep { kind, groups: groups(lr), beta2: 0.999, eps: 1e-8, clip: 10.0, step, ema_decay: Some(decay) }
 }

@@ -8,7 +8,7 @@ use crate::work::WorkSettings;
 use crate::{Observer, TrainError};
 use cuda::kernels::RenderImage;
 use cuda::{CudaError, CudaExecutor, Gpu, NewPicture, RenderBatch, Resident};
-use data::{Batch, Kept, Unrendered};
+use data::{Batch, Kept, LoaderOptions, Unrendered};
 use graph::{ExecError, PlanId, TensorId};
 use rayon::prelude::*;
 use std::collections::HashMap;
@@ -16,9 +16,9 @@ use std::sync::Arc;
 
 /// Batches whose pictures must stay at the same time: those that the loader makes ahead, the one that is handed over, and
 /// two that the card may still render.
-const UNDER_WAY: usize = 6;
+const UNDER_WAY: usize = LoaderOptions::PREFETCH + 3;
 /// Batches that the host holds the pictures of.
-const LOADED: u64 = 4;
+const LOADED: u64 = LoaderOptions::PREFETCH as u64 + 1;
 /// Numbers that each loader has for its batches.
 const LOADER_NUMBERS: u64 = 1 << 32;
 

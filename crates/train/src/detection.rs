@@ -4,7 +4,7 @@ use crate::checkpoint::{LoadedWeights, load_fitted};
 use crate::device::Device;
 use crate::evaluate::{Evaluator, to_original};
 use crate::footprint::Room;
-use crate::plans::{InputShape, PackedTargets};
+use crate::plans::{Decoding, InputShape, PackedTargets};
 use crate::source::images_of;
 use crate::summary::{DetectSummary, FoundBox, FoundImage};
 use crate::validate::{check_thresholds, fractions};
@@ -14,7 +14,7 @@ use data::decode::{ImageLimits, decode_file};
 use data::letterbox::{Letterbox, LetterboxOptions, letterbox};
 use data::resize::{Interpolation, resize};
 use detect::boxes;
-use detect::nms::{NmsConfig, suppress};
+use detect::nms::NmsConfig;
 use report::draw::{BoxStyle, Canvas, LabelledBox, label_text};
 use report::output_names::OutputNames;
 use report::predictions::{CocoDetection, ImageIds, write_coco_json, write_yolo_rows, yolo_row};
@@ -61,9 +61,18 @@ pub fn detect(options: &DetectOptions, observer: &mut dyn Observer) -> Result<De
     }
     let mut evaluator = Evaluator::new(device.clone(), Arc::clone(&model), None);
     let [height, width] = frame_hw.map(|side| side as usize);
+    let nms = NmsConfig {
+        conf_threshold: options.conf_thres as f32,
+        iou_threshold: options.iou_thres,
+        multi_label: false,
+        agnostic: options.agnostic_nms,
+        classes: options.classes.as_ref().map(|c| c.iter().map(|&c| c as u32).collect()),
+        max_det: options.max_det,
+    };
+    let decode = Decoding { nms, raw: options.save_raw.is_some() };
     let largest = InputShape { images: options.batch_size.clamp(1, sources.len().max(1)), height, width };
     let mut room = Room::new(options.memory_available, &device)?;
-    room.take_evaluation("detection", &evaluator, &evaluator.plan(largest, 0)?, observer)?;
+    room.take_evaluation("detection", &evaluator, &evaluator.plan(largest, 0, &decode)?, observer)?;
     let folder = report::run_folder::create_run_folder(&options.project, &options.name, options.exist_ok)?;
     let inside = folder.canonicalize().map_err(TrainError::io("open", &folder))?;
     if sources.iter().any(|s| s.canonicalize().is_ok_and(|s| s.parent() == Some(&inside))) {
@@ -81,14 +90,7 @@ pub fn detect(options: &DetectOptions, observer: &mut dyn Observer) -> Result<De
         frame_hw,
         nc: model.nc,
         names: &names,
-        nms: NmsConfig {
-            conf_threshold: options.conf_thres as f32,
-            iou_threshold: options.iou_thres,
-            multi_label: false,
-            agnostic: options.agnostic_nms,
-            classes: options.classes.as_ref().map(|c| c.iter().map(|&c| c as u32).collect()),
-            max_det: options.max_det,
-        },
+        decode,
         folder: &folder,
         output: OutputNames::default(),
         images: Vec::new(),
@@ -221,7 +223,7 @@ struct Detection<'a> {
     frame_hw: [u32; 2],
     nc: usize,
     names: &'a [String],
-    nms: NmsConfig,
+    decode: Decoding,
     folder: &'a Path,
     output: OutputNames,
     images: Vec<FoundImage>,
@@ -275,21 +277,26 @@ impl Detection<'_> {
         let [width, height] = first.fit.out_wh.map(|v| v as usize);
         let shape = InputShape { images: batch.len(), height, width };
         let pixels: Vec<u8> = batch.iter().flat_map(|l| l.pixels.iter().copied()).collect();
-        let (rows, _) = evaluator.run(shape, &pixels, &PackedTargets::default(), 0)?;
-        let per_image = rows.len() / batch.len();
-        for (loaded, rows) in batch.iter().zip(rows.chunks(per_image.max(1))) {
+        let found = evaluator.run(shape, &pixels, &PackedTargets::default(), 0, &self.decode)?;
+        let per_image = found.raw.len() / batch.len();
+        for (i, (loaded, detections)) in batch.iter().zip(&found.detections).enumerate() {
             if self.options.save_raw.is_some() {
-                self.keep_raw(loaded, rows);
+                self.keep_raw(loaded, &found.raw[i * per_image..(i + 1) * per_image]);
             }
-            self.result(loaded, rows, observer)?;
+            self.result(loaded, detections, observer)?;
         }
         Ok(())
     }
 
-    fn result(&mut self, loaded: &Loaded, rows: &[f32], observer: &mut dyn Observer) -> Result<(), TrainError> {
+    fn result(
+        &mut self,
+        loaded: &Loaded,
+        detections: &[detect::nms::Detection],
+        observer: &mut dyn Observer,
+    ) -> Result<(), TrainError> {
         let original_hw = [loaded.picture.height, loaded.picture.width];
         let placement = placement(loaded);
-        let boxes: Vec<FoundBox> = suppress(&self.nms, rows, 4 + self.nc, self.nc)
+        let boxes: Vec<FoundBox> = detections
             .iter()
             .map(|d| FoundBox {
                 class: d.class as usize,

@@ -2,7 +2,7 @@
 
 use crate::device::{Device, Purpose};
 use crate::image_set::loader_options;
-use crate::plans::{self, Compiled, GraphSettings, InputShape, LossValues, PackedTargets, PlanCache};
+use crate::plans::{self, Compiled, Decoding, GraphSettings, InputShape, LossValues, PackedTargets, PlanCache};
 use crate::summary::{ClassMetrics, Metrics};
 use crate::{Observer, Progress, TrainError};
 use data::rect::rect_plan;
@@ -12,7 +12,7 @@ use detect::LossConfig;
 use detect::average_precision::{Scored, ap_per_class};
 use detect::boxes::Letterbox;
 use detect::matching::{Label, match_detections};
-use detect::nms::{Detection, NmsConfig, suppress};
+use detect::nms::{Detection, NmsConfig};
 use graph::{Executor, ParamLayout, Region, StateSpec};
 use model::{Model, NamedTensors};
 use rayon::prelude::*;
@@ -40,13 +40,28 @@ pub(crate) struct EvalPlan {
     shape: InputShape,
     compiled: Compiled,
     spec: StateSpec,
+    decode: Decoding,
     max_boxes: usize,
     flat_bytes: u64,
+}
+
+/// What a batch came to.
+pub(crate) struct Found {
+    /// Of each image, in network pixels, best first.
+    pub detections: Vec<Vec<Detection>>,
+    /// Predictions (images, anchors, 4 + nc) where they were asked for.
+    pub raw: Vec<f32>,
+    /// Where the evaluator was made with a loss.
+    pub losses: Option<LossValues>,
 }
 
 impl EvalPlan {
     pub fn shape(&self) -> InputShape {
         self.shape
+    }
+
+    pub fn decode(&self) -> &Decoding {
+        &self.decode
     }
 
     /// Boxes that a batch may have.
@@ -69,7 +84,7 @@ impl Evaluator {
     /// Without a loss only the main branch is computed.
     pub fn new(device: Device, model: Arc<Model>, loss: Option<LossConfig>) -> Self {
         let precision = device.precision(Purpose::Inference);
-        let settings = GraphSettings { precision, loss, decode: true, training: None };
+        let settings = GraphSettings { precision, loss, decode: None, training: None };
         let (weights, plans) = (NamedTensors::new(), PlanCache::default());
         Self { device, model, settings, weights, running: None, plans, reserved: None }
     }
@@ -79,12 +94,16 @@ impl Evaluator {
     }
 
     /// Compiles the plan of a shape.
-    pub fn plan(&self, shape: InputShape, max_boxes: usize) -> Result<EvalPlan, TrainError> {
+    pub fn plan(&self, shape: InputShape, max_boxes: usize, decode: &Decoding) -> Result<EvalPlan, TrainError> {
         let backend = self.device.backend(Purpose::Inference);
-        let compiled = plans::compile(&self.model, backend.as_ref(), &self.settings, shape, max_boxes)?;
+        let compiled = plans::compile(&self.model, backend.as_ref(), &self.settings(decode), shape, max_boxes)?;
         let spec = StateSpec { layout: compiled.plan.params().clone(), optimizer: None, ema: false };
         let flat_bytes = self.device.flat_bytes(&spec, Purpose::Inference);
-        Ok(EvalPlan { shape, compiled, spec, max_boxes, flat_bytes })
+        Ok(EvalPlan { shape, compiled, spec, decode: decode.clone(), max_boxes, flat_bytes })
+    }
+
+    fn settings(&self, decode: &Decoding) -> GraphSettings {
+        GraphSettings { decode: Some(decode.clone()), ..self.settings.clone() }
     }
 
     /// Compiles the plan of the largest batch of a set; `None` for a set without images.
@@ -99,7 +118,7 @@ impl Evaluator {
             Some(InputShape { images: tasks.len(), height, width })
         });
         let largest = shapes.max_by_key(|s| (s.images * s.height * s.width, *s));
-        largest.map(|shape| self.plan(shape, most_boxes(samples, settings))).transpose()
+        largest.map(|shape| self.plan(shape, most_boxes(samples, settings), &settings.decode())).transpose()
     }
 
     /// Keeps a plan for the first step. A card's memory is taken at once: it may not be there later.
@@ -135,28 +154,33 @@ impl Evaluator {
         Ok(())
     }
 
-    /// Predictions (images, anchors, 4 + nc) of a batch of pixels, and its losses where this was made with a loss.
+    /// Finds objects in a batch of pixels.
     pub fn run(
         &mut self,
         shape: InputShape,
         pixels: &[u8],
         targets: &PackedTargets,
         max_boxes: usize,
-    ) -> Result<(Vec<f32>, Option<LossValues>), TrainError> {
+        decode: &Decoding,
+    ) -> Result<Found, TrainError> {
+        let settings = self.settings(decode);
         let boxes = targets.len().max(max_boxes);
         if self.running.is_none() {
             let plan = match self.reserved.take() {
                 Some(plan) => plan,
-                None => self.plan(shape, boxes)?,
+                None => self.plan(shape, boxes, decode)?,
             };
             self.allocate(plan)?;
         }
-        let Some((executor, _)) = &mut self.running else { return Ok((Vec::new(), None)) };
+        let Some((executor, _)) = &mut self.running else {
+            return Ok(Found { detections: Vec::new(), raw: Vec::new(), losses: None });
+        };
         let executor = executor.as_mut();
-        let plan = self.plans.get(executor, &self.model, &self.settings, shape, boxes)?;
+        let plan = self.plans.get(executor, &self.model, &settings, shape, boxes)?;
         plan.upload(executor, pixels, Some(targets))?;
         executor.run(plan.id)?;
-        Ok((plan.predictions(executor)?, plan.losses(executor)?))
+        let (detections, raw) = (plan.detections(executor)?, plan.predictions(executor)?);
+        Ok(Found { detections, raw, losses: plan.losses(executor)? })
     }
 }
 
@@ -184,6 +208,10 @@ pub(crate) struct EvalSettings {
 }
 
 impl EvalSettings {
+    fn decode(&self) -> Decoding {
+        Decoding { nms: self.nms.clone(), raw: false }
+    }
+
     /// What validation during training uses.
     pub fn nms(conf: f64, iou: f64, max_det: usize, single_cls: bool) -> NmsConfig {
         NmsConfig {
@@ -253,7 +281,7 @@ pub(crate) fn evaluate(
     let max_boxes = most_boxes(&samples, settings);
     let total = work.len();
     let loader = Loader::new(Arc::clone(pool), work.into_iter(), loader_options(settings.workers))?;
-    let nc = evaluator.model.nc;
+    let decode = settings.decode();
     let mut sums = Sums::default();
     let start = Instant::now();
     for (done, batch) in loader.enumerate() {
@@ -266,8 +294,8 @@ pub(crate) fn evaluate(
         if images > 0 {
             let targets = PackedTargets::of(&batch);
             let shape = InputShape { images, height, width };
-            let (rows, losses) = evaluator.run(shape, &batch.pixels, &targets, max_boxes)?;
-            sums.add(batch, &rows, losses, nc, settings);
+            let found = evaluator.run(shape, &batch.pixels, &targets, max_boxes, &decode)?;
+            sums.add(batch, found, settings);
         }
         let elapsed = start.elapsed();
         let per_second = sums.results.len() as f64 / elapsed.as_secs_f64().max(1e-9);
@@ -315,14 +343,13 @@ struct Sums {
 }
 
 impl Sums {
-    fn add(&mut self, batch: Batch, rows: &[f32], losses: Option<LossValues>, nc: usize, settings: &EvalSettings) {
-        let images = batch.images.len();
-        let per_image = rows.len() / images.max(1);
+    fn add(&mut self, batch: Batch, found: Found, settings: &EvalSettings) {
         let [_, height, width, _] = batch.shape;
-        let judged: Vec<Judged> = (0..images)
+        let Found { detections, losses, .. } = found;
+        let judged: Vec<Judged> = detections
             .into_par_iter()
-            .map(|i| {
-                let mut detections = suppress(&settings.nms, &rows[i * per_image..(i + 1) * per_image], 4 + nc, nc);
+            .enumerate()
+            .map(|(i, mut detections)| {
                 if settings.single_cls {
                     detections.iter_mut().for_each(|d| d.class = 0);
                 }

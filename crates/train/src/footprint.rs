@@ -321,7 +321,8 @@ impl Room {
         let shape = plan.shape();
         let smaller = |images: usize| -> Result<Footprint, TrainError> {
             let boxes = plan.max_boxes() * images / shape.images.max(1);
-            Ok(Footprint::of_evaluation(&evaluator.plan(InputShape { images, ..shape }, boxes)?, evaluator.device()))
+            let smaller = evaluator.plan(InputShape { images, ..shape }, boxes, plan.decode())?;
+            Ok(Footprint::of_evaluation(&smaller, evaluator.device()))
         };
         let hint = match self.fitting(shape.images, short.owner, &smaller)? {
             Some((batch, bytes)) => format!("--batch {batch} fits, with {}", size(bytes)),

@@ -314,17 +314,13 @@ pub(crate) fn passing_pool(samples: Arc<Vec<Sample>>, size: usize) -> Arc<ImageP
     Arc::new(ImagePool::new(samples, size, Purpose::Validate, CacheMode::None, ImageLimits::default()))
 }
 
-/// Threads that load images. A step on the CPU keeps all cores busy itself, so that loading gets an eighth of them; a card
-/// leaves them all.
+/// Threads that load images.
 pub(crate) fn threads(workers: Workers, device: &Device, observer: &mut dyn Observer) -> usize {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     match workers {
         Workers::Count(count) => loader_options(count).threads,
         Workers::Auto => {
-            let threads = match device {
-                Device::Cpu => (cores / 8).max(1),
-                Device::Card(_) => cores,
-            };
+            let threads = Workers::automatic(cores, matches!(device, Device::Card(_)));
             let why = if threads < cores { ", for the step needs them too" } else { "" };
             observer.info(&format!("--workers auto: {threads} of {cores} cores load images{why}"));
             threads
@@ -335,7 +331,7 @@ pub(crate) fn threads(workers: Workers, device: &Device, observer: &mut dyn Obse
 /// Threads and depth for `workers` threads, at most as many as the machine has.
 pub(crate) fn loader_options(workers: usize) -> LoaderOptions {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    LoaderOptions { threads: workers.clamp(1, cores), prefetch: 3 }
+    LoaderOptions { threads: workers.clamp(1, cores), prefetch: LoaderOptions::PREFETCH }
 }
 
 #[cfg(test)]

@@ -2,7 +2,8 @@
 
 use crate::TrainError;
 use detect::LossConfig;
-use detect::external::{self, LevelTensors, TargetTensors};
+use detect::external::{self, DetectionTensors, LevelTensors, TargetTensors};
+use detect::nms::{Detection, NmsConfig};
 use graph::{
     Backend, CompileOptions, DType, Executor, GraphBuilder, Plan, PlanId, Precision, Recompute, Shape, TensorId, Ticket,
 };
@@ -73,6 +74,9 @@ pub(crate) struct Compiled {
     pub plan: Arc<Plan>,
     image: TensorId,
     loss: Option<LossTensors>,
+    /// What it was compiled for.
+    decode: Option<Decoding>,
+    detections: Option<DetectionTensors>,
     predictions: Option<TensorId>,
 }
 
@@ -123,7 +127,14 @@ impl Prepared {
         Ok(Some(LossValues::read(&executor.download(self.id, loss.values)?)))
     }
 
-    /// (images, anchors, 4 + nc), row by row.
+    /// Detections of each image in network pixels, best first; none where the plan does not decode.
+    pub fn detections(&self, executor: &dyn Executor) -> Result<Vec<Vec<Detection>>, TrainError> {
+        let Some(tensors) = &self.compiled.detections else { return Ok(Vec::new()) };
+        let [rows, found] = [tensors.rows, tensors.found].map(|id| executor.download(self.id, id));
+        Ok(DetectionTensors::read(&rows?, &found?))
+    }
+
+    /// (images, anchors, 4 + nc), row by row; empty where they were not asked for.
     pub fn predictions(&self, executor: &dyn Executor) -> Result<Vec<f32>, TrainError> {
         match self.compiled.predictions {
             Some(id) => Ok(executor.download(self.id, id)?),
@@ -142,10 +153,18 @@ impl Prepared {
 pub(crate) struct GraphSettings {
     pub precision: Precision,
     pub loss: Option<LossConfig>,
-    /// Decode the main branch.
-    pub decode: bool,
+    /// Find objects with the main branch.
+    pub decode: Option<Decoding>,
     /// Backward pass; the layers of these prefixes are frozen.
     pub training: Option<TrainingSettings>,
+}
+
+/// What is read of the main branch.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Decoding {
+    pub nms: NmsConfig,
+    /// Predictions before suppression can be read, too.
+    pub raw: bool,
 }
 
 /// Settings of a training graph.
@@ -176,10 +195,15 @@ pub(crate) fn compile(
         let (values, targets) = external::loss(&mut b, config.clone(), &levels, max_boxes, input_hw);
         LossTensors { values, targets, max_boxes: max_boxes.max(1) }
     });
-    let predictions = match levels.last() {
-        Some(main) if settings.decode => Some(external::decode(&mut b, main, &model.strides, model.nc)),
-        _ => None,
-    };
+    let (mut detections, mut predictions) = (None, None);
+    if let (Some(main), Some(decode)) = (levels.last(), &settings.decode) {
+        let decoded = external::predictions(&mut b, main, &model.strides, model.nc);
+        if decode.raw {
+            b.output(decoded);
+            predictions = Some(decoded);
+        }
+        detections = Some(external::suppress(&mut b, decoded, decode.nms.clone(), model.nc));
+    }
     let options = match &settings.training {
         Some(training) => {
             b.freeze(|name| training.frozen.iter().any(|f| name.starts_with(f.as_str())));
@@ -190,7 +214,7 @@ pub(crate) fn compile(
         None => CompileOptions::inference(settings.precision),
     };
     let plan = Arc::new(graph::compile(b.finish(), backend, &options)?);
-    Ok(Compiled { plan, image, loss, predictions })
+    Ok(Compiled { plan, image, loss, decode: settings.decode.clone(), detections, predictions })
 }
 
 fn level_tensors(heads: &Heads) -> Vec<Vec<LevelTensors>> {
@@ -223,7 +247,7 @@ pub(crate) struct PlanCache {
 }
 
 impl PlanCache {
-    /// The plan of a shape with room for `boxes` boxes, made where there is none.
+    /// The plan of a shape with room for `boxes` boxes, made where there is none that decodes as it is wanted.
     pub fn get(
         &mut self,
         executor: &mut dyn Executor,
@@ -232,7 +256,8 @@ impl PlanCache {
         shape: InputShape,
         boxes: usize,
     ) -> Result<Prepared, TrainError> {
-        if let Some(plan) = self.plans.get(&shape).filter(|p| p.max_boxes() >= boxes) {
+        let fits = |p: &&Prepared| p.max_boxes() >= boxes && p.compiled.decode == settings.decode;
+        if let Some(plan) = self.plans.get(&shape).filter(fits) {
             return Ok(plan.clone());
         }
         let mut compiled = compile(model, executor.backend(), settings, shape, boxes)?;
@@ -275,7 +300,7 @@ mod tests {
         let loss = LossConfig::new(model.nc, vec![0.25, 1.0]);
         let loss = LossConfig { strides: model.strides.clone(), ..loss };
         let training = TrainingSettings { frozen: Vec::new(), recompute };
-        GraphSettings { precision: Precision::F32, loss: Some(loss), decode: false, training: Some(training) }
+        GraphSettings { precision: Precision::F32, loss: Some(loss), decode: None, training: Some(training) }
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::work::{self, Failure, Work, WorkSettings};
 use crate::{
     Cache, Observer, Partners, Progress, TrainError, TrainOptions, TrainProgress, leftovers, new_length, pictures,
 };
-use data::{Batch, ImagePool, Loader, Split};
+use data::{Batch, ImagePool, Loader, LoaderOptions, Split};
 use detect::LossConfig;
 use graph::{Level, Recompute};
 use model::{Model, NamedTensors};
@@ -192,7 +192,7 @@ impl Run {
         // Smoothing is for learning: the validation loss keeps the labels as they are.
         let smoothed = LossConfig { label_smoothing: hyp.label_smoothing, ..loss.clone() };
         let precision = device.precision(Purpose::Training);
-        let graph = GraphSettings { precision, loss: Some(smoothed), decode: false, training: None };
+        let graph = GraphSettings { precision, loss: Some(smoothed), decode: None, training: None };
         let compile = |images: usize, recompute: Recompute| {
             let boxes = work::max_boxes(&samples, &config, options.rect, images);
             let training = Some(TrainingSettings { frozen: frozen.clone(), recompute });
@@ -246,7 +246,7 @@ impl Run {
             Partners::Window(images) => Some(images),
             Partners::Fresh => Some(samples.len()),
         };
-        let wish = CacheWish { cache: options.cache, partners, on_the_way: batch * loader_options(1).prefetch };
+        let wish = CacheWish { cache: options.cache, partners, on_the_way: batch * LoaderOptions::PREFETCH };
         let disk = match options.cache {
             Cache::Disk => Some(image_set::PictureFolder::of(&dataset, options.picture_folder.clone())?),
             _ => None,

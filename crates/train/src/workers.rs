@@ -14,6 +14,14 @@ pub enum Workers {
     Count(usize),
 }
 
+impl Workers {
+    /// Threads that [`Self::Auto`] takes on a machine that runs `cores` threads at once: all while a card computes; a step on
+    /// the CPU keeps all cores busy itself, so that loading gets an eighth of them.
+    pub fn automatic(cores: usize, on_card: bool) -> usize {
+        if on_card { cores.max(1) } else { (cores / 8).max(1) }
+    }
+}
+
 impl Default for Workers {
     fn default() -> Self {
         Self::Count(8)
@@ -70,5 +78,16 @@ impl From<Workers> for WorkersText {
             Workers::Count(count) => Self::Count(count),
             Workers::Auto => Self::Word(AutoWord::Auto),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn auto_takes_all_cores_beside_a_card_and_an_eighth_beside_a_step_on_the_cpu() {
+        assert_eq!([1, 7, 8, 16, 100].map(|cores| Workers::automatic(cores, false)), [1, 1, 1, 2, 12]);
+        assert_eq!([0, 1, 16].map(|cores| Workers::automatic(cores, true)), [1, 1, 16]);
     }
 }

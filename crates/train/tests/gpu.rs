@@ -3,18 +3,21 @@
 mod common;
 
 use common::{Memory, data_set, tiny};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
 use train::{Precision, Resume, TrainEnd, TrainError, TrainOptions, ValOptions, run, validate};
 
 const PRECISIONS: [Precision; 4] = [Precision::Bf16, Precision::Fp16, Precision::Tf32, Precision::F32];
 
-/// False after saying why the test is skipped.
-fn there_is_a_card() -> bool {
-    let there = cuda::Gpu::count() > 0;
-    if !there {
+/// A folder with a data set, or `None` after saying why the test is skipped.
+fn beside_a_card() -> Option<(TempDir, PathBuf)> {
+    if cuda::Gpu::count() == 0 {
         eprintln!("skipped: there is no card");
+        return None;
     }
-    there
+    let folder = tempfile::tempdir().unwrap();
+    let data = data_set(folder.path(), 8, 2);
+    Some((folder, data))
 }
 
 fn on_the_card(folder: &Path, data: &Path, name: &str, precision: Precision) -> TrainOptions {
@@ -41,11 +44,7 @@ fn resumed(from: &Path, device: &str) -> TrainOptions {
 
 #[test]
 fn one_seed_gives_the_same_bits_and_another_one_does_not() {
-    if !there_is_a_card() {
-        return;
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let data = data_set(folder.path(), 8, 2);
+    let Some((folder, data)) = beside_a_card() else { return };
     for precision in PRECISIONS {
         let train = |name: &str, seed: u64| {
             let options = on_the_card(folder.path(), &data, &format!("{name}-{precision}"), precision);
@@ -59,11 +58,7 @@ fn one_seed_gives_the_same_bits_and_another_one_does_not() {
 
 #[test]
 fn an_interrupted_run_goes_on_bit_for_bit() {
-    if !there_is_a_card() {
-        return;
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let data = data_set(folder.path(), 8, 2);
+    let Some((folder, data)) = beside_a_card() else { return };
     for precision in PRECISIONS {
         let whole = run(&on_the_card(folder.path(), &data, "whole", precision), &mut Memory::default()).unwrap();
         let want = bits(&whole.last.unwrap());
@@ -80,11 +75,7 @@ fn an_interrupted_run_goes_on_bit_for_bit() {
 
 #[test]
 fn a_run_moves_from_a_card_to_the_processor_and_back() {
-    if !there_is_a_card() {
-        return;
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let data = data_set(folder.path(), 8, 2);
+    let Some((folder, data)) = beside_a_card() else { return };
     for precision in PRECISIONS {
         // After five batches a gradient waits, which fp16 has multiplied by its scale.
         let options = on_the_card(folder.path(), &data, "moving", precision);
@@ -115,11 +106,7 @@ fn a_run_moves_from_a_card_to_the_processor_and_back() {
 
 #[test]
 fn a_batch_that_does_not_fit_the_card_is_refused_in_numbers_with_one_that_does() {
-    if !there_is_a_card() {
-        return;
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let data = data_set(folder.path(), 8, 2);
+    let Some((folder, data)) = beside_a_card() else { return };
     let mut memory = Memory::default();
     let options =
         TrainOptions { epochs: 1, batch_size: 8, ..on_the_card(folder.path(), &data, "fits", Precision::Auto) };
@@ -144,11 +131,7 @@ fn a_batch_that_does_not_fit_the_card_is_refused_in_numbers_with_one_that_does()
 
 #[test]
 fn a_card_that_is_not_there_is_named_with_those_that_are() {
-    if !there_is_a_card() {
-        return;
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let data = data_set(folder.path(), 4, 1);
+    let Some((folder, data)) = beside_a_card() else { return };
     let options = TrainOptions { device: "99".to_owned(), ..tiny(folder.path(), &data, "none") };
     let error = run(&options, &mut Memory::default()).unwrap_err();
     assert!(error.to_string().contains("there is no card 99"), "{error}");
@@ -157,11 +140,7 @@ fn a_card_that_is_not_there_is_named_with_those_that_are() {
 
 #[test]
 fn batches_that_the_card_renders_train_the_same_weights_as_those_of_the_host() {
-    if !there_is_a_card() {
-        return;
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let data = data_set(folder.path(), 8, 2);
+    let Some((folder, data)) = beside_a_card() else { return };
     for (name, multi_scale, rect) in [("plain", false, false), ("scales", true, false), ("rectangles", false, true)] {
         let options = TrainOptions {
             multi_scale,

@@ -233,10 +233,11 @@ fn inference() -> Vec<Case> {
 }
 
 /// Network pixels of the loss's case.
-const LOSS_PICTURE: Shape = Shape::new(3, 96, 128, 3);
-const STRIDES: [usize; 2] = [8, 16];
+pub(super) const LOSS_PICTURE: Shape = Shape::new(3, 96, 128, 3);
+pub(super) const STRIDES: [usize; 2] = [8, 16];
 
-fn heads(n: &mut Net, x: TensorId, nc: usize) -> Result<Vec<LevelTensors>, GraphError> {
+/// Logits of every level.
+pub(super) fn heads(n: &mut Net, x: TensorId, nc: usize) -> Result<Vec<LevelTensors>, GraphError> {
     let level = |n: &mut Net, stride: usize| {
         let feature = n.strided_stem(x, 24, stride)?;
         Ok(LevelTensors { boxes: n.logits(feature, detect::dfl::BOX_CHANNELS)?, classes: n.logits(feature, nc)? })

@@ -1,16 +1,24 @@
 //! What a device computed, held against what the reference computed.
 
 use graph::{ParamGroup, ParamLayout};
+use std::collections::HashMap;
+use std::sync::Arc;
 
 /// Named tensors of one run.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Outcome {
-    pub tensors: Vec<(String, Vec<f32>)>,
+    /// Shared, so that a part of an outcome costs nothing: the gradients of a large model are 200 megabytes.
+    pub tensors: Vec<(String, Arc<Vec<f32>>)>,
 }
 
 impl Outcome {
     pub fn push(&mut self, name: impl Into<String>, values: Vec<f32>) {
-        self.tensors.push((name.into(), values));
+        self.tensors.push((name.into(), Arc::new(values)));
+    }
+
+    /// The tensors whose names start with `kind`.
+    pub fn only(&self, kind: &str) -> Self {
+        Self { tensors: self.tensors.iter().filter(|t| t.0.starts_with(kind)).cloned().collect() }
     }
 
     /// A flat buffer by parameter, and what its padding, which devices lay out differently, adds up to: it must stay
@@ -53,13 +61,15 @@ impl Worst {
 /// them: what is zero in exact arithmetic has no relative error.
 pub(crate) fn worst(got: &Outcome, want: &Outcome, floor: f64) -> Worst {
     let kind = |name: &str| name.split(' ').next().unwrap_or_default().to_owned();
-    let largest = |of: &str| {
-        let norms = want.tensors.iter().filter(|t| kind(&t.0) == kind(of)).map(|t| norm(&t.1));
-        norms.fold(0.0, f64::max)
-    };
-    let errors = got.tensors.iter().zip(&want.tensors).map(|((name, got), (_, want))| {
-        let against = norm(want).max(floor * largest(name));
-        Worst { error: relative(got, want, against), tensor: name.clone() }
+    let norms: Vec<f64> = want.tensors.iter().map(|t| norm(&t.1)).collect();
+    let mut largest: HashMap<String, f64> = HashMap::new();
+    for ((name, _), &norm) in want.tensors.iter().zip(&norms) {
+        let of_kind = largest.entry(kind(name)).or_default();
+        *of_kind = of_kind.max(norm);
+    }
+    let errors = got.tensors.iter().zip(&want.tensors).zip(norms).map(|(((name, got), (known, want)), norm)| {
+        let against = norm.max(floor * largest[&kind(known)]);
+        Worst { error: over(distance(got, want), against), tensor: name.clone() }
     });
     let missing = Worst { error: f64::INFINITY, tensor: "the number of tensors".to_owned() };
     let start = if got.tensors.len() == want.tensors.len() { Worst::none() } else { missing };
@@ -68,24 +78,31 @@ pub(crate) fn worst(got: &Outcome, want: &Outcome, floor: f64) -> Worst {
 
 /// Relative error of all tensors of a kind taken together.
 pub(crate) fn together(got: &Outcome, want: &Outcome, kind: &str) -> Worst {
-    let all = |o: &Outcome| -> Vec<f32> {
-        o.tensors.iter().filter(|t| t.0.starts_with(kind)).flat_map(|t| t.1.iter().copied()).collect()
-    };
-    let (got, want) = (all(got), all(want));
-    Worst { error: relative(&got, &want, norm(&want)), tensor: format!("{kind} as a whole") }
+    let (got, want) = (got.only(kind), want.only(kind));
+    let alike = got.tensors.len() == want.tensors.len();
+    let mut sums = if alike { (0.0, 0.0) } else { (f64::NAN, 0.0) };
+    for ((_, got), (_, want)) in got.tensors.iter().zip(&want.tensors) {
+        sums = (sums.0 + distance(got, want).powi(2), sums.1 + norm(want).powi(2));
+    }
+    Worst { error: over(sums.0.sqrt(), sums.1.sqrt()), tensor: format!("{kind} as a whole") }
 }
 
 fn norm(values: &[f32]) -> f64 {
     values.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>().sqrt()
 }
 
-fn relative(got: &[f32], want: &[f32], against: f64) -> f64 {
+/// L2 distance; NaN where lengths differ or a value is not a number.
+fn distance(got: &[f32], want: &[f32]) -> f64 {
     if got.len() != want.len() {
-        return f64::INFINITY;
+        return f64::NAN;
     }
-    let difference = got.iter().zip(want).map(|(&g, &w)| (f64::from(g) - f64::from(w)).powi(2)).sum::<f64>().sqrt();
-    match difference / against {
-        _ if difference == 0.0 => 0.0,
+    got.iter().zip(want).map(|(&g, &w)| (f64::from(g) - f64::from(w)).powi(2)).sum::<f64>().sqrt()
+}
+
+/// A distance as an error against a size: infinite instead of NaN.
+fn over(distance: f64, size: f64) -> f64 {
+    match distance / size {
+        _ if distance == 0.0 => 0.0,
         error if error.is_nan() => f64::INFINITY,
         error => error,
     }
@@ -96,7 +113,7 @@ mod tests {
     use super::*;
 
     fn outcome(tensors: &[(&str, &[f32])]) -> Outcome {
-        Outcome { tensors: tensors.iter().map(|(n, v)| ((*n).to_owned(), v.to_vec())).collect() }
+        Outcome { tensors: tensors.iter().map(|(n, v)| ((*n).to_owned(), Arc::new(v.to_vec()))).collect() }
     }
 
     #[test]
@@ -121,5 +138,8 @@ mod tests {
         assert_eq!(worst(&outcome(&[("output", &[f32::NAN])]), &want, 0.0).error, f64::INFINITY);
         assert_eq!(worst(&outcome(&[]), &want, 0.0).error, f64::INFINITY);
         assert_eq!(together(&outcome(&[("output", &[1.5])]), &want, "output").error, 0.5);
+        for wrong in [outcome(&[("output", &[1.0, 1.0])]), outcome(&[("output", &[f32::NAN])]), outcome(&[])] {
+            assert_eq!(together(&wrong, &want, "output").error, f64::INFINITY);
+        }
     }
 }

@@ -2,9 +2,9 @@
 
 use super::Row;
 use super::compare::Worst;
-use crate::{BenchError, Numbers, Target};
+use crate::{BenchError, Numbers};
 use cuda::kernels::RenderImage;
-use cuda::{ImagePool, NewPicture, RenderBatch};
+use cuda::{Gpu, ImagePool, NewPicture, RenderBatch};
 use data::recipe::Recipe;
 use data::render::Scratch;
 use render::flat;
@@ -21,11 +21,8 @@ const BATCH: usize = 8;
 /// Pixels that are more than one grey level off. The card rounds where the processor does, so that none is expected.
 const BOUND: f64 = 1e-3;
 
-/// All recipes on a card. The processor has nothing to be held against itself for: no row. Pictures are bytes, whatever
-/// the number format.
-pub(super) fn run(target: &Target, numbers: Numbers, seed: u64) -> Result<Vec<Row>, BenchError> {
-    let Target::Cuda { engine, .. } = target else { return Ok(Vec::new()) };
-    let gpu = engine.gpu();
+/// All recipes on a card. Pictures are bytes, whatever the number format.
+pub(super) fn run(gpu: &Gpu, numbers: Numbers, seed: u64) -> Result<Row, BenchError> {
     let set = Set::new(seed, SIZE);
     let recipes = set.recipes(RECIPES, [SIZE, SIZE])?;
     let whole: usize = set.pictures.iter().map(|p| p.data.len().next_multiple_of(256)).sum();
@@ -56,7 +53,7 @@ pub(super) fn run(target: &Target, numbers: Numbers, seed: u64) -> Result<Vec<Ro
     }
     let error = pixels as f64 / (RECIPES * side * side) as f64;
     let tensor = if values == 0 { String::new() } else { format!("{values} bytes differ, by {most} at most") };
-    Ok(vec![Row::new(NAME, numbers, Worst { error, tensor }, BOUND)])
+    Ok(Row::new(NAME, numbers, Worst { error, tensor }, BOUND))
 }
 
 /// Brings to the card what a recipe shows and the pool lacks.

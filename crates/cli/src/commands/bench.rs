@@ -3,9 +3,12 @@
 use crate::console::{Bar, out};
 use crate::failure::Failure;
 use bench::Numbers;
+use bench::loading::{Auto, LoadingOptions, LoadingReport, loading};
 use bench::step::{Profile, Spread, StepOptions, StepReport, step};
 use clap::{Args, Subcommand};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
+use train::Workers;
 
 #[derive(Debug, Args)]
 pub struct BenchArgs {
@@ -17,6 +20,8 @@ pub struct BenchArgs {
 enum What {
     /// Time training steps on random pictures: forward, loss, backward, commit
     Step(StepArgs),
+    /// Time the loading of a data set: scan, reading, decoding, rendering, whole batches by threads, upload
+    Data(DataArgs),
 }
 
 #[derive(Debug, Args)]
@@ -62,6 +67,36 @@ struct StepArgs {
     seed: u64,
 }
 
+#[derive(Debug, Args)]
+struct DataArgs {
+    /// Data YAML; its training part is loaded
+    #[arg(value_name = "DATA")]
+    data: PathBuf,
+    /// Numbers of threads that load [default: 1, 2, 4 and so on up to one a core]
+    #[arg(long, value_name = "N,N", value_delimiter = ',')]
+    workers: Vec<usize>,
+    /// Side of the pictures in pixels
+    #[arg(long, visible_aliases = ["img", "img-size"], value_name = "PIXELS", default_value_t = 640)]
+    imgsz: usize,
+    /// Pictures a batch
+    #[arg(long, visible_alias = "batch", value_name = "N", default_value_t = 64)]
+    batch_size: usize,
+    /// Seconds for each number of threads
+    #[arg(long, value_name = "SECONDS", default_value_t = 3.0)]
+    seconds: f64,
+    /// Write everything that was measured to this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Seed of the order and of augmentation
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+}
+
+/// Most pictures of a batch, and threads, and seconds, of `bench data`.
+const MAX_BATCH: usize = 4096;
+const MAX_WORKERS: usize = 1024;
+const MAX_SECONDS: f64 = 3600.0;
+
 /// Most pixels of a side, as everywhere else.
 const MAX_SIDE: usize = 16_384;
 
@@ -70,11 +105,105 @@ const MAX_SIDE: usize = 16_384;
 /// # Errors
 /// A device that is not there, a model or size that does not fit, no memory.
 pub fn run(args: BenchArgs) -> Result<(), Failure> {
-    let What::Step(args) = args.what;
-    if !(1..=MAX_SIDE).contains(&args.imgsz) {
-        let hint = "the sizes that models are trained for are about 320 to 1280";
-        return Err(Failure::usage(format!("--img: {} must be between 1 and {MAX_SIDE}", args.imgsz), hint));
+    match args.what {
+        What::Step(args) => run_step(args),
+        What::Data(args) => run_data(args),
     }
+}
+
+fn check_side(side: usize) -> Result<(), Failure> {
+    if !(1..=MAX_SIDE).contains(&side) {
+        let hint = "the sizes that models are trained for are about 320 to 1280";
+        return Err(Failure::usage(format!("--img: {side} must be between 1 and {MAX_SIDE}"), hint));
+    }
+    Ok(())
+}
+
+fn run_data(args: DataArgs) -> Result<(), Failure> {
+    check_side(args.imgsz)?;
+    if !(1..=MAX_BATCH).contains(&args.batch_size) {
+        let message = format!("--batch: {} must be between 1 and {MAX_BATCH}", args.batch_size);
+        return Err(Failure::usage(message, "leave it out for 64"));
+    }
+    if !(0.0..=MAX_SECONDS).contains(&args.seconds) {
+        let message = format!("--seconds: {} must be between 0 and {MAX_SECONDS}", args.seconds);
+        return Err(Failure::usage(message, "leave it out for 3"));
+    }
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let auto = Auto { card: Workers::automatic(cores, true), cpu: Workers::automatic(cores, false) };
+    let workers = match args.workers.as_slice() {
+        [] => {
+            let doubled = std::iter::successors(Some(1), |n| Some(2 * n)).take_while(|n| *n < cores);
+            doubled.chain([auto.cpu, auto.card, cores]).collect::<BTreeSet<usize>>().into_iter().collect()
+        }
+        asked if asked.iter().all(|n| (1..=MAX_WORKERS).contains(n)) => args.workers,
+        _ => {
+            let message = format!("--workers: numbers must be between 1 and {MAX_WORKERS}");
+            return Err(Failure::usage(message, "such as --workers 1,4,16"));
+        }
+    };
+    let total = workers.len() + 6;
+    let options = LoadingOptions {
+        yaml: args.data,
+        imgsz: args.imgsz,
+        batch: args.batch_size,
+        workers,
+        auto,
+        seconds: args.seconds,
+        seed: args.seed,
+    };
+    let (mut bar, mut done) = (Bar::default(), 0);
+    let report = loading(&options, &mut |stage| {
+        bar.show(done, total, stage);
+        done += 1;
+    })?;
+    bar.clear();
+    print_loading(&report);
+    match args.json {
+        Some(path) => Ok(report.write(&path)?),
+        None => Ok(()),
+    }
+}
+
+fn print_loading(report: &LoadingReport) {
+    out(&format!(
+        "{}: {} images of {:.1} kB; {} pixels, batch {}, recipes of hyp.scratch-high.yaml; {} threads at once",
+        report.yaml.display(),
+        report.images,
+        report.file_bytes / 1e3,
+        report.imgsz,
+        report.batch,
+        report.cores
+    ));
+    out(&format!(
+        "scan         {:.2} s, {} images checked before; unchanged {:.2} s",
+        report.scan.seconds, report.scan.from_cache, report.scan.again_seconds
+    ));
+    out(&format!("{:<12} {:>7} {:>9} {:>10} {:>9}", "stage", "threads", "ms/image", "images/s", "MB/s"));
+    for s in &report.stages {
+        let each = 1e3 / s.images_per_second;
+        out(&format!(
+            "{:<12} {:>7} {each:>9.3} {:>10.1} {:>9.1}",
+            s.stage, s.threads, s.images_per_second, s.megabytes_per_second
+        ));
+    }
+    for skipped in &report.skipped {
+        out(&format!("{:<12} skipped: {}", skipped.stage, skipped.reason));
+    }
+    out("MB/s: of files for reading and decoding, of pixels for the rest");
+    let rate = |threads: usize| report.loader_rate(threads).map_or(String::new(), |r| format!(" ({r:.0} images/s)"));
+    out(&format!(
+        "--workers auto: {}{} beside a card, {}{} beside a step on the CPU; {} reach 95 % of the best",
+        report.auto.card,
+        rate(report.auto.card),
+        report.auto.cpu,
+        rate(report.auto.cpu),
+        report.enough
+    ));
+}
+
+fn run_step(args: StepArgs) -> Result<(), Failure> {
+    check_side(args.imgsz)?;
     if args.batch_size == 0 || args.steps == 0 {
         return Err(Failure::usage("--batch and --steps must be at least 1", "leave them out for 64 and 20"));
     }

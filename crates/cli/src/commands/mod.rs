@@ -7,6 +7,7 @@ pub mod detect;
 pub mod env;
 pub mod info;
 pub mod selftest;
+pub mod synth;
 pub mod train;
 pub mod val;
 mod values;
@@ -31,6 +32,7 @@ pub fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Env => env::run(),
         Command::Selftest(args) => selftest::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::Synth(args) => synth::run(args),
     }
 }
 

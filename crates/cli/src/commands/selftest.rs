@@ -1,6 +1,6 @@
 //! `yolov9 selftest`.
 
-use crate::console::{Bar, out};
+use crate::console::{Bar, clock, out};
 use crate::failure::Failure;
 use bench::Numbers;
 use bench::selftest::{Event, Row, SelfTestOptions, selftest};
@@ -43,7 +43,10 @@ pub fn run(args: SelftestArgs) -> Result<(), Failure> {
             out(&format!("self-test of {name} against the processor in float64, seed {}", options.seed));
             out(&header());
         }
-        Event::Progress(p) => bar.show(p.done, p.total, &format!("{} {}", p.name, p.numbers.name())),
+        Event::Progress(p) => {
+            let left = p.left.map_or(String::new(), |left| format!(", about {} left", clock(left)));
+            bar.show(p.done, p.total, &format!("{} {}{left}", p.name, p.numbers.name()));
+        }
         Event::Row(row) => bar.print(&line(row)),
     })?;
     bar.clear();

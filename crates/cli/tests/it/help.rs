@@ -76,3 +76,13 @@ fn selftest() {
 fn bench_step() {
     insta::assert_snapshot!(help(&["bench", "step", "--help"]));
 }
+
+#[test]
+fn bench_data() {
+    insta::assert_snapshot!(help(&["bench", "data", "--help"]));
+}
+
+#[test]
+fn synth() {
+    insta::assert_snapshot!(help(&["synth", "--help"]));
+}

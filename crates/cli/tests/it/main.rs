@@ -9,6 +9,7 @@ mod info;
 mod machine;
 #[cfg(unix)]
 mod signals;
+mod synth;
 mod train;
 mod usage;
 mod weights;

@@ -2,6 +2,7 @@
 
 mod decode;
 mod detection_loss;
+mod suppress;
 
 pub use detection_loss::assigned_loss;
 
@@ -22,8 +23,13 @@ pub(crate) struct Registry<T> {
 
 impl<T: Element + detect::Real> Registry<T> {
     pub fn standard() -> Self {
-        use detect::external::{Decode, DetectionLoss};
-        Self { rows: vec![(DetectionLoss::NAME, Arc::new(detection_loss::run)), (Decode::NAME, Arc::new(decode::run))] }
+        use detect::external::{Decode, DetectionLoss, Suppress};
+        let rows: Vec<(&'static str, Body<T>)> = vec![
+            (DetectionLoss::NAME, Arc::new(detection_loss::run)),
+            (Decode::NAME, Arc::new(decode::run)),
+            (Suppress::NAME, Arc::new(suppress::run)),
+        ];
+        Self { rows }
     }
 }
 

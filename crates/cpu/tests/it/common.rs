@@ -1,46 +1,14 @@
 //! The CPU as the bodies of `parity` see it.
 
-use cpu::{CpuBackend, CpuExecutor, Element, Runs};
+use cpu::{CpuBackend, CpuExecutor};
 use detect::FixedAssignment;
 use detect::external::DetectionLoss;
-use graph::{Backend, OptimizerKind, Plan, PlanId, Precision, Recompute, Region, StateSpec, TensorId};
+use graph::{Backend, OptimizerKind, Plan, Precision, Recompute, StateSpec};
 use model::{Model, NamedTensors};
-use parity::Device;
-use std::marker::PhantomData;
+use parity::{Cpu, Device};
 use std::sync::Arc;
 
-pub use parity::{Packed, filled, load, pictures};
-
-/// The CPU with elements of type `T`.
-#[derive(Clone, Copy)]
-pub struct Cpu<T>(PhantomData<T>);
-
-pub const SINGLE: Cpu<f32> = Cpu(PhantomData);
-pub const DOUBLE: Cpu<f64> = Cpu(PhantomData);
-
-impl<T: Runs> Device for Cpu<T> {
-    type Executor = CpuExecutor<T>;
-
-    fn backend(&self) -> Box<dyn Backend> {
-        Box::new(CpuBackend)
-    }
-
-    fn precision(&self) -> Precision {
-        CpuExecutor::<T>::precision()
-    }
-
-    fn executor(&self, spec: StateSpec) -> CpuExecutor<T> {
-        CpuExecutor::new(spec)
-    }
-
-    fn elements(&self, executor: &CpuExecutor<T>, plan: PlanId, tensor: TensorId) -> Vec<f64> {
-        executor.download_elements(plan, tensor).into_iter().map(Element::as_f64).collect()
-    }
-
-    fn region(&self, executor: &CpuExecutor<T>, region: Region) -> Vec<f64> {
-        executor.region(region).expect("kept").iter().map(|v| v.as_f64()).collect()
-    }
-}
+pub use parity::{DOUBLE, Packed, SINGLE, filled, load, pictures};
 
 /// The CPU in float32, with a loss whose assignment is given.
 pub struct Assigned(pub Arc<[FixedAssignment]>);

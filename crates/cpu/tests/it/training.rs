@@ -2,7 +2,7 @@
 //! reference's.
 
 use crate::common::{Assigned, DOUBLE, SINGLE};
-use parity::training;
+use parity::{tensors, training};
 
 #[test]
 fn losses_and_gradients_agree() {
@@ -12,6 +12,11 @@ fn losses_and_gradients_agree() {
 #[test]
 fn gradients_with_the_recorded_assignment_agree() {
     training::gradients_with_the_recorded_assignment_agree(Assigned);
+}
+
+#[test]
+fn every_tensor_agrees() {
+    tensors::every_tensor_agrees(&SINGLE, &DOUBLE);
 }
 
 #[test]

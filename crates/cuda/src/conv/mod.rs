@@ -99,32 +99,25 @@ impl Convolutions {
         self.prepared.get(id.0).map(|p| p.1.name.as_str())
     }
 
-    /// Names of the ways that serve a request: our own kernel, the library's, and the direct one that does everything.
-    /// Each ran once, where there is memory to try it.
-    pub fn ways(&self, request: &Request) -> Vec<String> {
-        if request.check().is_err() || self.libraries.gpu.context().bind_to_thread().is_err() {
-            return Vec::new();
-        }
-        let trial = Trial::new(&self.libraries, request).ok();
-        let ways = (0..STAGES).flat_map(|stage| self.libraries.ways(request, stage));
-        ways.filter(|way| self.runs(trial.as_ref(), request, way)).map(|way| way.name).collect()
-    }
-
     /// True where a way ran, or where there is no memory to try it in. Libraries name ways that then refuse to run.
     fn runs(&self, trial: Option<&Trial>, request: &Request, way: &Way) -> bool {
         trial.is_none_or(|trial| trial.run(&self.libraries, request, way).is_ok())
     }
 
-    /// Prepares a request in one of its [`Self::ways`], beside what else serves it: for tests and benches.
+    /// Prepares a request in every way that serves it: our own kernel, the library's ways, and the direct one that does
+    /// everything. Each ran once, where there is memory to try it. For tests and benches; [`Self::choice`] names a way.
     ///
     /// # Errors
-    /// As [`Self::prepare`]; no way of that name.
-    pub fn prepare_as(&mut self, request: Request, way: &str) -> Result<ConvId> {
+    /// As [`Self::prepare`].
+    pub fn prepare_each(&mut self, request: Request) -> Result<Vec<ConvId>> {
         request.check()?;
         self.libraries.gpu.context().bind_to_thread()?;
-        let found = self.first(&request, |found| found.name == way)?;
-        self.prepared.push((request, found));
-        Ok(ConvId(self.prepared.len() - 1))
+        let trial = Trial::new(&self.libraries, &request).ok();
+        let ways = (0..STAGES).flat_map(|stage| self.libraries.ways(&request, stage));
+        let ways: Vec<Way> = ways.filter(|way| self.runs(trial.as_ref(), &request, way)).collect();
+        let first = self.prepared.len();
+        self.prepared.extend(ways.into_iter().map(|way| (request, way)));
+        Ok((first..self.prepared.len()).map(ConvId).collect())
     }
 
     /// The name by which a choice for a request is kept.

@@ -43,45 +43,21 @@ pub trait OwnPass: Send + Sync {
 #[derive(Debug)]
 pub(super) struct Tiles;
 
-impl Tiles {
-    fn request(r: &Request) -> own_conv::Request {
-        let s = &r.shape;
-        own_conv::Request {
-            images: s.images,
-            height: s.height,
-            width: s.width,
-            inputs: s.inputs,
-            outputs: s.outputs,
-            kernel: s.kernel,
-            stride: s.stride,
-            pad: s.pad,
-            groups: s.groups,
-            input_pitch: s.input_pitch,
-            output_pitch: s.output_pitch,
-            pass: r.pass,
-            operands: r.format,
-            output: r.result(),
-            add: r.add,
-            bytes: r.bytes,
-        }
-    }
-}
-
 impl OwnConv for Tiles {
     fn name(&self) -> &'static str {
         "tiles"
     }
 
     fn serves(&self, request: &Request) -> bool {
-        own_conv::serves(&Self::request(request))
+        own_conv::serves(request)
     }
 
     fn workspace(&self, request: &Request) -> u64 {
-        own_conv::workspace(&Self::request(request))
+        own_conv::workspace(request)
     }
 
     fn prepare(&self, gpu: &Gpu, request: &Request) -> Result<Box<dyn OwnPass>> {
-        Ok(Box::new(own_conv::OwnConv::new(gpu).prepare(&Self::request(request))?))
+        Ok(Box::new(own_conv::OwnConv::new(gpu).prepare(request)?))
     }
 }
 

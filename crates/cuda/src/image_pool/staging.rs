@@ -3,7 +3,6 @@
 use crate::device::Gpu;
 use crate::error::Result;
 use crate::pinned::Pinned;
-use cudarc::driver::sys::CUevent_flags;
 use cudarc::driver::{CudaEvent, CudaStream, result};
 use rayon::prelude::*;
 
@@ -29,10 +28,7 @@ impl Staging {
     /// # Errors
     /// No page-locked memory, or what the driver says.
     pub fn new(gpu: &Gpu) -> Result<Self> {
-        let half = || -> Result<(Pinned, CudaEvent)> {
-            let event = gpu.context().new_event(Some(CUevent_flags::CU_EVENT_DISABLE_TIMING))?;
-            Ok((Pinned::new(gpu, HALF)?, event))
-        };
+        let half = || -> Result<(Pinned, CudaEvent)> { Ok((Pinned::new(gpu, HALF)?, gpu.event()?)) };
         Ok(Self { gpu: gpu.clone(), halves: [half()?, half()?], at: 0 })
     }
 

@@ -50,7 +50,7 @@ impl Activate {
     /// # Safety
     /// All operands are device memory of their extents.
     pub unsafe fn run(&self, x: View, act: Activation, y: View) -> Result<()> {
-        expect_equal("activate", &[x, y])?;
+        expect_equal("activate", [x, y])?;
         // SAFETY: the caller's promise.
         unsafe { launch(&self.forward[family(act).0], x, x, act, y, false) }
     }
@@ -63,7 +63,7 @@ impl Activate {
     /// # Safety
     /// All operands are device memory of their extents.
     pub unsafe fn gradient(&self, x: View, dy: View, act: Activation, dx: View, accumulate: bool) -> Result<()> {
-        expect_equal("activate_grad", &[x, dy, dx])?;
+        expect_equal("activate_grad", [x, dy, dx])?;
         // SAFETY: the caller's promise.
         unsafe { launch(&self.gradient[family(act).0], x, dy, act, dx, accumulate) }
     }

@@ -1,6 +1,7 @@
 // y = sum of up to eight tensors, in their order, in float32 with one rounding at the end.
 //
-// Reads each x, writes y: two of 64x160x160x32 in bf16 are 315 MB, 66 us at 4.8 TB/s.
+// Reads each x, writes y: four of 64x160x160x32 in bf16 are 524 MB, 125 us at 4.2 TB/s, the rate of a copy. Measured on
+// an H200, 2026-11-30: 123 us.
 
 struct AddArgs {
     View xs[8];

@@ -42,7 +42,7 @@ impl Add {
     /// All operands are device memory of their extents.
     pub unsafe fn run(&self, xs: &[View], y: View) -> Result<()> {
         expect("add", (1..=MOST).contains(&xs.len()), || format!("{} inputs", xs.len()))?;
-        expect_equal("add", &[xs, &[y]].concat())?;
+        expect_equal("add", xs.iter().copied().chain([y]))?;
         let cover = Cover::pointwise(y.pixels(), y.c);
         let mut inputs = [RawView::default(); MOST];
         inputs.iter_mut().zip(xs).for_each(|(raw, &x)| *raw = x.into());

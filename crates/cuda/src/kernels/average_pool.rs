@@ -3,13 +3,13 @@
 use super::compiler::Source;
 use super::max_pool::{Window, expect_pool};
 use super::tiling::{Cover, Tiling, Typed};
-use super::{Module, RawView, channels_source};
+use super::{Module, RawView, pool_source};
 use crate::device::Gpu;
 use crate::error::Result;
 use crate::view::View;
 use graph::ops::PoolAttrs;
 
-pub(super) const SOURCE: Source = channels_source!("average_pool.cu");
+pub(super) const SOURCE: Source = pool_source!("average_pool.cu");
 
 /// Rows of results that a thread of the 2x2 kernel makes.
 const ROWS: usize = 4;

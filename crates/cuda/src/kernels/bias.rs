@@ -69,7 +69,8 @@ impl Bias {
     pub unsafe fn run(&self, y: View, bias: u64, act: Activation) -> Result<()> {
         expect_views("bias", &[y])?;
         expect("bias", bias.is_multiple_of(16), || "a bias that is not aligned to 16 bytes".into())?;
-        let cover = Cover::constants(y.pixels(), y.c);
+        // Sixteen bytes a thread, which the tiling takes for eight channels.
+        let cover = Cover::constants(y.pixels(), y.c * y.format.bytes() / 2);
         let (family, slope) = family(act);
         let args = Args { y: y.into(), bias, tiling: cover.tiling, slope, unused: 0 };
         // SAFETY: the caller's promise; the struct is the kernel's.

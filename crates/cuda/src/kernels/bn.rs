@@ -43,10 +43,13 @@ pub(super) fn raw(branches: &[Branch]) -> [RawBranch; 2] {
 }
 
 /// An error unless there are one or two branches of the other operands' shape.
-pub(super) fn expect_branches(kernel: &'static str, branches: &[Branch], others: &[View]) -> Result<()> {
+pub(super) fn expect_branches(
+    kernel: &'static str,
+    branches: &[Branch],
+    others: impl IntoIterator<Item = View>,
+) -> Result<()> {
     expect(kernel, matches!(branches.len(), 1 | 2), || format!("{} branches", branches.len()))?;
-    let views: Vec<View> = branches.iter().map(|b| b.x).chain(others.iter().copied()).collect();
-    expect_equal(kernel, &views)?;
+    expect_equal(kernel, branches.iter().map(|b| b.x).chain(others))?;
     let vectors = |b: &Branch| [b.mean, b.var, b.gamma, b.beta].iter().all(|v| v.is_multiple_of(16));
     expect(kernel, branches.iter().all(vectors), || "a vector that is not aligned to 16 bytes".into())
 }

@@ -1,6 +1,8 @@
 // y = act(sum over one or two branches of gamma * (x - mean) / sqrt(var + eps) + beta) + residual.
 //
-// Reads each x (and the residual), writes y: one branch of 64x160x160x32 in bf16 is 210 MB, 44 us at 4.8 TB/s.
+// Reads each x (and the residual), writes y: one branch of 64x160x160x32 in bf16 is 210 MB, 50 us at 4.2 TB/s, the rate
+// of a copy; with a residual or a second branch 315 MB, 75 us. Measured on an H200, 2026-11-30, with SiLU: 57 us, 78 us
+// with a residual, 92 us with two branches.
 
 struct BnApplyArgs {
     Branch branches[2];

@@ -48,7 +48,7 @@ impl BnApply {
         residual: Option<View>,
         y: View,
     ) -> Result<()> {
-        expect_branches("bn_apply", branches, &[&[y], residual.as_slice()].concat())?;
+        expect_branches("bn_apply", branches, residual.into_iter().chain([y]))?;
         let cover = Cover::constants(y.pixels(), y.c);
         let (family, slope) = family(act);
         let args = Args {

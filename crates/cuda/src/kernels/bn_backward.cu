@@ -1,7 +1,8 @@
 // Gradients of the inputs of a batch norm with its activation, written or added:
 // dx_i = gamma_i / sqrt(var_i + eps) * (dz - s1 / N - xhat_i * s2_i / N), with bn_reduce.cu's sums and dz.
 //
-// Reads dy and each x, writes each dx: one branch of 64x160x160x32 in bf16 is 315 MB, 66 us at 4.8 TB/s.
+// Reads dy and each x, writes each dx: one branch of 64x160x160x32 in bf16 is 315 MB, 75 us at 4.2 TB/s, the rate of a
+// copy; two are 524 MB, 125 us. Measured on an H200, 2026-11-30, with SiLU: 91 us, and 150 us.
 
 struct BnBackwardArgs {
     View dy;

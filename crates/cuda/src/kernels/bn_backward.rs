@@ -66,8 +66,7 @@ impl BnBackward {
         count: usize,
         grads: &[BranchGrad],
     ) -> Result<()> {
-        let targets: Vec<View> = grads.iter().map(|g| g.dx).collect();
-        expect_branches("bn_backward", branches, &[&[dy], &targets[..]].concat())?;
+        expect_branches("bn_backward", branches, grads.iter().map(|g| g.dx).chain([dy]))?;
         expect("bn_backward", grads.len() == branches.len(), || format!("{} gradients", grads.len()))?;
         let aligned = [s1].into_iter().chain(grads.iter().map(|g| g.s2)).all(|v| v.is_multiple_of(16));
         expect("bn_backward", aligned, || "a sum that is not aligned to 16 bytes".into())?;

@@ -84,7 +84,7 @@ impl BnReduce {
         sums: &[BranchSums],
         scratch: u64,
     ) -> Result<()> {
-        expect_branches("bn_reduce", branches, &[dy])?;
+        expect_branches("bn_reduce", branches, [dy])?;
         expect("bn_reduce", sums.len() == branches.len(), || format!("{} sums", sums.len()))?;
         let cover = Cover::reduction(dy.pixels(), dy.c);
         let (family, slope) = family(act);

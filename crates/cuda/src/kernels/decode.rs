@@ -2,14 +2,14 @@
 
 use super::compiler::Source;
 use super::tiling::{expect, expect_views};
-use super::{Function, Module};
+use super::{Function, Module, channels_source};
 use crate::device::Gpu;
 use crate::error::Result;
 use crate::view::{Format, View};
 use detect::anchors::MAX_LEVELS;
 use detect::dfl::BOX_CHANNELS;
 
-pub(super) const SOURCE: Source = Source { name: "decode.cu", text: include_str!("decode.cu") };
+pub(super) const SOURCE: Source = channels_source!("decode.cu");
 
 /// Anchors of a block.
 const ANCHORS: usize = 64;
@@ -26,7 +26,9 @@ struct LevelArgs {
     w: u32,
     cells: u32,
     first: u32,
+    block: u32,
     stride: f32,
+    unused: u32,
 }
 
 #[repr(C)]
@@ -74,7 +76,7 @@ impl Decode {
         let images = levels[0].boxes.n;
         expect("decode", images <= MOST_IMAGES, || format!("{images} images"))?;
         let mut rows = [LevelArgs::default(); MAX_LEVELS];
-        let mut anchors = 0;
+        let (mut anchors, mut blocks) = (0, 0);
         for (row, level) in rows.iter_mut().zip(levels) {
             let (boxes, classes) = (level.boxes, level.classes);
             expect_views("decode", &[boxes, classes])?;
@@ -89,9 +91,12 @@ impl Decode {
                 w: boxes.w as u32,
                 cells: (boxes.h * boxes.w) as u32,
                 first: anchors as u32,
+                block: blocks as u32,
                 stride: level.stride as f32,
+                unused: 0,
             };
             anchors += boxes.h * boxes.w;
+            blocks += (boxes.h * boxes.w).div_ceil(ANCHORS);
         }
         let args = Args {
             levels: rows,
@@ -101,7 +106,7 @@ impl Decode {
             classes: nc as u32,
             count: levels.len() as u32,
         };
-        let grid = [anchors.div_ceil(ANCHORS) as u32, images as u32, 1];
+        let grid = [blocks as u32, images as u32, 1];
         // SAFETY: the caller's promise; the struct is the kernel's.
         unsafe { self.0.launch(grid, [256, 1, 1], 0, &args) }
     }

@@ -1,4 +1,6 @@
-// y = 0 over a channel range. Writes its bytes: 105 MB in 22 us at 4.8 TB/s.
+// y = 0 over a channel range.
+//
+// Writes its bytes: 64x160x160x32 in bf16 are 105 MB, 25 us at 4.2 TB/s, the rate of a copy. No time on a card is kept.
 
 struct FillArgs {
     View y;

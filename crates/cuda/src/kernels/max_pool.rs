@@ -1,23 +1,20 @@
 //! Max pooling.
 
 use super::compiler::Source;
+use super::max_pool_5::{FIVE, MaxPool5};
 use super::tiling::{Cover, Tiling, Typed, expect, expect_views};
-use super::{Module, RawView, channels_source};
+use super::{Module, RawView, pool_source};
 use crate::device::Gpu;
 use crate::error::Result;
 use crate::view::View;
 use graph::ops::PoolAttrs;
 
-pub(super) const SOURCE: Source = channels_source!("max_pool.cu");
+pub(super) const SOURCE: Source = pool_source!("max_pool.cu");
 
 /// Largest window side whose positions fit a byte.
 const BYTE_SIDE: usize = 16;
 /// Largest window side at all.
 const MOST_SIDE: usize = 256;
-/// Rows of results that a thread of the 5x5 kernel makes.
-const ROWS: usize = 5;
-/// The models' pool, which has kernels of its own.
-const FIVE: PoolAttrs = PoolAttrs { kernel: 5, stride: 1, pad: 2 };
 
 /// `Window` of the pools' sources.
 #[repr(C)]
@@ -70,12 +67,10 @@ pub(super) fn expect_pool(kernel: &'static str, x: View, y: View, pool: PoolAttr
 #[derive(Debug)]
 pub struct MaxPool {
     any: Typed,
-    five: Typed,
     /// With places of one byte and of two.
     places: [Typed; 2],
     gradient: [Typed; 2],
-    five_places: Typed,
-    five_gradient: Typed,
+    five: MaxPool5,
 }
 
 impl MaxPool {
@@ -86,11 +81,9 @@ impl MaxPool {
         let load = |name: &str| Typed::load(&module, name);
         Ok(Self {
             any: load("max_pool")?,
-            five: load("max_pool_5")?,
             places: [load("max_pool_places_u8")?, load("max_pool_places_u16")?],
             gradient: [load("max_pool_grad_u8")?, load("max_pool_grad_u16")?],
-            five_places: load("max_pool_places_5")?,
-            five_gradient: load("max_pool_grad_5")?,
+            five: MaxPool5::load(gpu)?,
         })
     }
 
@@ -103,17 +96,20 @@ impl MaxPool {
     /// x and y are device memory of their extents.
     pub unsafe fn run(&self, x: View, y: View, pool: PoolAttrs) -> Result<()> {
         expect_pool("max_pool", x, y, pool)?;
-        let (kernel, cover) = match pool == FIVE {
-            true => (&self.five, columns(y)),
-            false => (&self.any, Cover::neighbours(y.pixels(), y.c)),
-        };
+        if pool == FIVE {
+            // SAFETY: the caller's promise.
+            return unsafe { self.five.run(x, y) };
+        }
         // SAFETY: the caller's promise.
-        unsafe { launch(kernel, x, y, pool, cover, 0) }
+        unsafe { launch(&self.any, x, y, pool, 0) }
     }
 
     /// Bytes of scratch of [`Self::gradient`] for so many pixels and physical channels of dy.
     pub fn scratch(pixels: usize, channels: usize, pool: PoolAttrs) -> usize {
-        pixels * channels * if pool.kernel <= BYTE_SIDE { 1 } else { 2 }
+        match pool {
+            FIVE => 0,
+            _ => pixels * channels * if pool.kernel <= BYTE_SIDE { 1 } else { 2 },
+        }
     }
 
     /// `dx (+)=` dy handed to the first maximum of each window of x, in row-major order.
@@ -136,14 +132,14 @@ impl MaxPool {
         expect_pool("max_pool_grad", dx, dy, pool)?;
         let same = [x.n, x.h, x.w, x.c] == [dx.n, dx.h, dx.w, dx.c];
         expect("max_pool_grad", same && pool.kernel <= MOST_SIDE, || format!("{pool:?}: {x:?} and {dx:?}"))?;
+        if pool == FIVE {
+            // SAFETY: the caller's promise.
+            return unsafe { self.five.gradient(x, dy, dx, accumulate) };
+        }
         let width = usize::from(pool.kernel > BYTE_SIDE);
-        let (places, gradient, covers) = match pool == FIVE {
-            true => (&self.five_places, &self.five_gradient, [columns(dy), columns(dx)]),
-            false => (&self.places[width], &self.gradient[width], [dy, dx].map(|v| Cover::neighbours(v.pixels(), v.c))),
-        };
         // SAFETY: the caller's promise; dy gives the shape only and is not touched.
-        unsafe { launch(places, x, dy, pool, covers[0], scratch) }?;
-        let cover = covers[1];
+        unsafe { launch(&self.places[width], x, dy, pool, scratch) }?;
+        let cover = Cover::neighbours(dx.pixels(), dx.c);
         let args = GradArgs {
             dy: dy.into(),
             dx: dx.into(),
@@ -153,18 +149,14 @@ impl MaxPool {
             places: scratch,
         };
         // SAFETY: the caller's promise; the struct is the kernel's.
-        unsafe { gradient.of(dx.format).launch(cover.grid, cover.block, 0, &args) }
+        unsafe { self.gradient[width].of(dx.format).launch(cover.grid, cover.block, 0, &args) }
     }
-}
-
-/// Columns of [`ROWS`] results, one a thread: few and slow, so that each card has blocks enough.
-fn columns(y: View) -> Cover {
-    Cover::columns(y.n * y.h.div_ceil(ROWS) * y.w, y.c)
 }
 
 /// # Safety
 /// All operands are device memory of their extents, and fit.
-unsafe fn launch(kernel: &Typed, x: View, y: View, pool: PoolAttrs, cover: Cover, places: u64) -> Result<()> {
+unsafe fn launch(kernel: &Typed, x: View, y: View, pool: PoolAttrs, places: u64) -> Result<()> {
+    let cover = Cover::neighbours(y.pixels(), y.c);
     let args = Args { x: x.into(), y: y.into(), tiling: cover.tiling, window: pool.into(), unused: 0, places };
     // SAFETY: the caller's promise; the struct is the kernel's.
     unsafe { kernel.of(x.format).launch(cover.grid, cover.block, 0, &args) }

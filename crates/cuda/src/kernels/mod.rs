@@ -19,6 +19,7 @@ mod decode;
 mod fill;
 pub mod loss;
 mod max_pool;
+mod max_pool_5;
 mod nms;
 mod normalize;
 pub mod own_conv;
@@ -41,7 +42,7 @@ pub use copy::Copy;
 pub use decode::{Decode, DecodeLevel};
 pub use fill::Fill;
 pub use max_pool::MaxPool;
-pub use nms::{Nms, NmsBuffers, Predictions, RawDetection};
+pub use nms::{Nms, NmsBuffers, Predictions};
 pub use normalize::Normalize;
 pub use render::{ColourTables, MOST_TILES, PasteMask, Render, RenderImage, RenderLayer, RenderTable, RenderTile};
 pub use resize::Resize;
@@ -72,6 +73,13 @@ macro_rules! channels_source {
     };
 }
 
+/// A source over pools.
+macro_rules! pool_source {
+    ($file:literal) => {
+        $crate::kernels::source_after!($file, "tiles.cuh", "pool.cuh")
+    };
+}
+
 /// A source over batch norms.
 macro_rules! bn_source {
     ($file:literal) => {
@@ -79,7 +87,7 @@ macro_rules! bn_source {
     };
 }
 
-use {bn_source, channels_source, source_after};
+use {bn_source, channels_source, pool_source, source_after};
 
 /// Every source of this crate.
 pub fn sources() -> Vec<Source> {
@@ -97,6 +105,7 @@ pub fn sources() -> Vec<Source> {
         decode::SOURCE,
         fill::SOURCE,
         max_pool::SOURCE,
+        max_pool_5::SOURCE,
         nms::SOURCE,
         normalize::SOURCE,
         render::SOURCE,

@@ -5,7 +5,7 @@ use super::tiling::expect;
 use super::{Function, Module};
 use crate::device::Gpu;
 use crate::error::Result;
-use detect::nms::{Detection, NmsConfig};
+use detect::nms::{COLUMNS, NmsConfig, most_detections};
 
 pub(super) const SOURCE: Source = Source { name: "nms.cu", text: include_str!("nms.cu") };
 
@@ -32,30 +32,12 @@ struct Args {
     classes: u32,
     capacity: u32,
     max_det: u32,
+    most: u32,
+    detections_pitch: u32,
     multi_label: u32,
     agnostic: u32,
     confidence: f32,
     iou: f32,
-}
-
-/// A detection in device memory.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct RawDetection {
-    pub corners: [f32; 4],
-    pub score: f32,
-    pub class: u32,
-}
-
-// SAFETY: numbers of four bytes, without padding.
-unsafe impl bytemuck::Zeroable for RawDetection {}
-// SAFETY: as above.
-unsafe impl bytemuck::Pod for RawDetection {}
-
-impl From<RawDetection> for Detection {
-    fn from(d: RawDetection) -> Self {
-        Self { corners: d.corners, score: d.score, class: d.class }
-    }
 }
 
 /// Shape of the predictions of a batch: (images, rows, pitch) float32, whose first 4 + `nc` values are box centre,
@@ -76,9 +58,11 @@ pub struct NmsBuffers {
     pub wanted: Option<u64>,
     /// [`Nms::scratch`] bytes, aligned to 16.
     pub scratch: u64,
-    /// Written: `images * max_det` of [`RawDetection`], each image's best first.
+    /// Written: for each image [`most_detections`] rows of [`COLUMNS`] float32, its best first, then zeros.
     pub detections: u64,
-    /// Written: how many of them each image has, `images` of u32.
+    /// Elements from one of these rows to the next; those beyond the columns are left alone.
+    pub detections_pitch: usize,
+    /// Written: how many of them each image has, in float32.
     pub found: u64,
 }
 
@@ -121,8 +105,9 @@ impl Nms {
     pub unsafe fn run(&self, shape: Predictions, config: &NmsConfig, b: &NmsBuffers) -> Result<()> {
         let Predictions { images, rows, pitch, nc } = shape;
         let counted = rows.checked_mul(nc.max(1)).is_some_and(|n| u32::try_from(n).is_ok());
-        let fits = pitch >= 4 + nc && counted && images <= MOST_IMAGES && u32::try_from(config.max_det).is_ok();
-        expect("nms", fits, || format!("{shape:?}, {} detections", config.max_det))?;
+        let most = most_detections(config, rows, nc);
+        let fits = pitch >= 4 + nc && counted && images <= MOST_IMAGES && b.detections_pitch >= COLUMNS;
+        expect("nms", fits, || format!("{shape:?}, detections {} apart", b.detections_pitch))?;
         let named = config.classes.is_none() || b.wanted.is_some();
         expect("nms", named, || "classes are named and there is no table of them".into())?;
         let [keys, kept, _] = parts(shape, config).map(|bytes| bytes as u64);
@@ -139,7 +124,9 @@ impl Nms {
             pitch: pitch as u32,
             classes: nc as u32,
             capacity: capacity(shape, config) as u32,
-            max_det: config.max_det as u32,
+            max_det: config.max_det.min(most) as u32,
+            most: most as u32,
+            detections_pitch: b.detections_pitch as u32,
             multi_label: (config.multi_label && nc > 1).into(),
             agnostic: config.agnostic.into(),
             confidence: config.conf_threshold,
@@ -163,8 +150,8 @@ fn capacity(shape: Predictions, config: &NmsConfig) -> usize {
 
 /// Bytes of keys, kept boxes and counts.
 fn parts(shape: Predictions, config: &NmsConfig) -> [usize; 3] {
-    let images = shape.images;
-    [8 * images * capacity(shape, config), 16 * images * config.max_det, 4 * images].map(|b| b.next_multiple_of(16))
+    let (images, most) = (shape.images, most_detections(config, shape.rows, shape.nc));
+    [8 * images * capacity(shape, config), 16 * images * most, 4 * images].map(|b| b.next_multiple_of(16))
 }
 
 /// The largest float32 that is not above a threshold: a float32 is above the one exactly where it is above the other.

@@ -1,7 +1,8 @@
 // Nearest-neighbour resizing, source = floor(target * in / out), and its gradient: the sum of dy over the pixels that
 // took an input's value, in row-major order.
 //
-// Writes y, reads x (cached where it is smaller): 64x40x40x256 to 80x80 in bf16 is 52 + 210 MB, 55 us at 4.8 TB/s.
+// Writes y, reads x (cached where it is smaller): 64x40x40x256 to 80x80 in bf16 is 52 + 210 MB, 62 us at 4.2 TB/s, the
+// rate of a copy. Measured on an H200, 2026-11-30: 71 us, the gradient 74 us.
 
 struct ResizeArgs {
     View x, y; // the gradient: dy, dx
@@ -43,30 +44,20 @@ template <typename T> __device__ __forceinline__ void resize(const ResizeArgs& a
 }
 
 template <typename T> __device__ __forceinline__ void resize_grad(const ResizeArgs& a) {
-    Part part(a.t, pixels_of(a.y), a.y.c);
-    if (!part.inside) return;
-    u32 c = part.channel();
-    for (u32 p = part.first + part.row; p < part.end; p += a.t.rows) {
-        Pixel o(p, a.y.h, a.y.w);
+    each_pixel(a.t, a.y.n, a.y.h, a.y.w, a.y.c, [&](u32 p, const Pixel& o, u32 c) {
         // Targets t with floor(t * in / out) = s are ceil(s * out / in) and on, below ceil((s + 1) * out / in).
-        u32 top = scaled_up(o.y, a.x.h, a.y.h), bottom = scaled_up(o.y + 1, a.x.h, a.y.h);
-        u32 left = scaled_up(o.x, a.x.w, a.y.w), right = scaled_up(o.x + 1, a.x.w, a.y.w);
+        Rectangle in{scaled_up(o.y, a.x.h, a.y.h), scaled_up(o.y + 1, a.x.h, a.y.h), scaled_up(o.x, a.x.w, a.y.w),
+                     scaled_up(o.x + 1, a.x.w, a.y.w)};
         float sum[8];
 #pragma unroll
         for (int i = 0; i < 8; i++) sum[i] = 0.0f;
         if (a.accumulate) unpack(load8(at<T>(a.y, p, c)), sum);
-        for (u32 r = top; r < bottom; r++) {
-            u32 line = (o.n * a.x.h + r) * a.x.w;
-#pragma unroll 2
-            for (u32 q = left; q < right; q++) {
-                float v[8];
-                unpack(load8(at<T>(a.x, line + q, c)), v);
+        each_value<T, 2>(a.x, o.n, in, c, [&](const float (&v)[8], u32, u32, u32) {
 #pragma unroll
-                for (int i = 0; i < 8; i++) sum[i] += v[i];
-            }
-        }
+            for (int i = 0; i < 8; i++) sum[i] += v[i];
+        });
         store8(at<T>(a.y, p, c), pack<T>(sum));
-    }
+    });
 }
 
 #define DEFINE(T, S) \

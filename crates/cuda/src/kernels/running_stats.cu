@@ -1,7 +1,8 @@
 // running = (1 - momentum) * running + momentum * batch for every batch norm, the variance made unbiased. Does nothing
 // where the guard is not finite. One block an entry.
 //
-// Reads and writes 24 bytes a channel: yolov9-s has 15 thousand of them, 0.4 MB: the launch is what it costs.
+// Reads and writes 24 bytes a channel: yolov9-s has 15 thousand of them, 0.4 MB, 0.1 us at 4.2 TB/s, the rate of a
+// copy: the launch is what it costs. No time on a card is kept.
 
 struct RunningEntry {
     u64 mean, var, running_mean, running_var;

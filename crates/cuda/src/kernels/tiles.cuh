@@ -111,6 +111,31 @@ struct Pixel {
         y = line - n * h;
     }
 };
+// Calls f(pixel, where it is, first of the thread's eight channels) for a thread's part of n pictures of h * w pixels.
+template <typename F>
+__device__ __forceinline__ void each_pixel(const Tiling& t, u32 n, u32 h, u32 w, u32 channels, F f) {
+    Part part(t, n * h * w, channels);
+    if (!part.inside) return;
+    for (u32 p = part.first + part.row; p < part.end; p += t.rows) f(p, Pixel(p, h, w), part.channel());
+}
+
+// Rows and columns of a picture, in row-major order.
+struct Rectangle {
+    u32 top, bottom, left, right;
+};
+// Calls f(eight channels, pixel, row, column) for each pixel of it; UNROLL columns are loaded together.
+template <typename T, int UNROLL, typename F>
+__device__ __forceinline__ void each_value(const View& x, u32 n, const Rectangle& in, u32 channel, F f) {
+    for (u32 r = in.top; r < in.bottom; r++) {
+        u32 line = (n * x.h + r) * x.w;
+#pragma unroll UNROLL
+        for (u32 q = in.left; q < in.right; q++) {
+            float v[8];
+            unpack(load8(at<T>(x, line + q, channel)), v);
+            f(v, line + q, r, q);
+        }
+    }
+}
 
 // Activations in two families. Without SiLU: v above zero, slope * v below; identity has slope 1, ReLU slope 0.
 // A factor of zero gives zero even where v is infinite.

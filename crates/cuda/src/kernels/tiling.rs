@@ -51,11 +51,6 @@ impl Cover {
         Self::new(pixels, channels, 8, |_| 2)
     }
 
-    /// [`Self::neighbours`] with one pixel a thread.
-    pub fn columns(pixels: usize, channels: usize) -> Self {
-        Self::new(pixels, channels, 8, |_| 1)
-    }
-
     /// For sums over the pixels: a bounded number of chunks.
     pub fn reduction(pixels: usize, channels: usize) -> Self {
         Self::new(pixels, channels, THREADS, |rows| pixels.div_ceil(rows * MOST_CHUNKS).max(8))
@@ -108,24 +103,28 @@ pub(crate) fn expect(kernel: &'static str, fits: bool, what: impl FnOnce() -> St
 
 /// An error unless all views are aligned for reads of eight channels, below 2^32 pixels and of one type.
 pub(crate) fn expect_views(kernel: &'static str, views: &[View]) -> Result<()> {
-    for v in views {
-        let aligned = v.c.is_multiple_of(EIGHT) && v.pitch.is_multiple_of(EIGHT) && v.at.is_multiple_of(16);
-        let extents = [v.n, v.h, v.w, v.c, v.pitch].iter().all(|&e| u32::try_from(e).is_ok());
-        let pixels = v.n.checked_mul(v.h).and_then(|p| p.checked_mul(v.w)).is_some_and(|p| p < u32::MAX as usize / 2);
-        let fits = aligned && extents && pixels && v.c > 0 && v.c <= v.pitch;
-        expect(kernel, fits && v.format == views[0].format, || format!("{v:?} beside {:?}", views[0]))?;
-    }
-    Ok(())
+    views.iter().try_for_each(|v| expect_beside(kernel, v, &views[0]))
 }
 
 /// [`expect_views`], and all of one shape.
-pub(crate) fn expect_equal(kernel: &'static str, views: &[View]) -> Result<()> {
-    expect_views(kernel, views)?;
+pub(crate) fn expect_equal(kernel: &'static str, views: impl IntoIterator<Item = View>) -> Result<()> {
+    let mut views = views.into_iter();
+    let Some(first) = views.next() else { return Ok(()) };
     let shape = |v: &View| [v.n, v.h, v.w, v.c];
-    for v in views {
-        expect(kernel, shape(v) == shape(&views[0]), || format!("shapes {:?} and {:?}", shape(v), shape(&views[0])))?;
-    }
-    Ok(())
+    expect_beside(kernel, &first, &first)?;
+    views.try_for_each(|v| {
+        expect_beside(kernel, &v, &first)?;
+        expect(kernel, shape(&v) == shape(&first), || format!("shapes {:?} and {:?}", shape(&v), shape(&first)))
+    })
+}
+
+/// An error unless a view is as [`expect_views`] asks for beside another.
+fn expect_beside(kernel: &'static str, v: &View, other: &View) -> Result<()> {
+    let aligned = v.c.is_multiple_of(EIGHT) && v.pitch.is_multiple_of(EIGHT) && v.at.is_multiple_of(16);
+    let extents = [v.n, v.h, v.w, v.c, v.pitch].iter().all(|&e| u32::try_from(e).is_ok());
+    let pixels = v.n.checked_mul(v.h).and_then(|p| p.checked_mul(v.w)).is_some_and(|p| p < u32::MAX as usize / 2);
+    let fits = aligned && extents && pixels && v.c > 0 && v.c <= v.pitch;
+    expect(kernel, fits && v.format == other.format, || format!("{v:?} beside {other:?}"))
 }
 
 #[cfg(test)]
@@ -140,7 +139,6 @@ mod tests {
                     Cover::pointwise(pixels, channels),
                     Cover::constants(pixels, channels),
                     Cover::neighbours(pixels, channels),
-                    Cover::columns(pixels, channels),
                     Cover::reduction(pixels, channels),
                 ] {
                     let t = cover.tiling;

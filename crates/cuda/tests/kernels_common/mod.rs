@@ -74,7 +74,8 @@ pub fn rounded(format: Format, v: f64) -> f64 {
     }
 }
 
-fn encode(format: Format, v: f64) -> Vec<u8> {
+/// A value's bytes in a storage type.
+pub fn encode(format: Format, v: f64) -> Vec<u8> {
     match format {
         Format::F32 => (v as f32).to_le_bytes().to_vec(),
         Format::Bf16 => bf16::from_f32(v as f32).to_le_bytes().to_vec(),
@@ -82,7 +83,8 @@ fn encode(format: Format, v: f64) -> Vec<u8> {
     }
 }
 
-fn decode(format: Format, b: &[u8]) -> f64 {
+/// What such bytes hold.
+pub fn decode(format: Format, b: &[u8]) -> f64 {
     match format {
         Format::F32 => f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]])),
         Format::Bf16 => f64::from(bf16::from_le_bytes([b[0], b[1]])),

@@ -1,4 +1,4 @@
-//! Ops that other crates declare: loss and decoding. Executors find their bodies by name.
+//! Ops that other crates declare: loss, decoding and suppression. Executors find their bodies by name.
 
 use super::{Access, OpDef};
 use crate::graph::TensorId;

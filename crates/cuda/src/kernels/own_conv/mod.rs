@@ -1,82 +1,36 @@
 //! Convolutions of our own where cuDNN is far from its bound: the stem, few channels (also the data gradient of stride
-//! 2) and groups of 16, in NHWC with half
-//! operands and f32 sums, on tensor cores from compute capability 8.0 on.
+//! 2) and groups of 16, in NHWC with half operands and f32 sums, on tensor cores from compute capability 8.0 on.
 
 mod table;
 
 use super::compiler::Source;
 use super::{Function, Module};
-use crate::cudnn::Pass;
+use crate::conv::{Pass, Request, Shape};
 use crate::device::Gpu;
 use crate::error::{CudaError, Result};
-use crate::view::Format;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use table::{File, Variant};
 
-/// A pass of a convolution that somebody wants computed.
-///
-/// Extents are those of the forward pass: `inputs` and pitches of x belong to the convolution's input in every pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Request {
-    pub images: usize,
-    pub height: usize,
-    pub width: usize,
-    /// Physical channels, of all groups.
-    pub inputs: usize,
-    pub outputs: usize,
-    pub kernel: usize,
-    pub stride: usize,
-    pub pad: usize,
-    pub groups: usize,
-    /// Elements from one input pixel to the next.
-    pub input_pitch: usize,
-    pub output_pitch: usize,
-    pub pass: Pass,
-    /// Format of what is read: of x, w and y.
-    pub operands: Format,
-    /// Format of what is written; f32 for weight gradients.
-    pub output: Format,
-    /// The result is added to what is there, and the sum is rounded once. Not for the forward pass.
-    pub add: bool,
-    /// x is an image of bytes (n, h, w, 3), each counted as value / 255, rounded as the operands are; `inputs` is 8, the
-    /// channels of the weights, and `input_pitch` 3. For stems.
-    pub bytes: bool,
+/// Tiles of an image across, of an image, and of all images.
+fn tiles(shape: &Shape, variant: &Variant) -> [usize; 3] {
+    let [rows, columns] = variant.tile;
+    if shape.kernel == 1 {
+        let all = shape.in_pixels().div_ceil(rows * columns);
+        return [1, all, all];
+    }
+    let across = shape.out_width().div_ceil(columns);
+    let per_image = across * shape.out_height().div_ceil(rows);
+    [across, per_image, per_image * shape.images]
 }
 
-impl Request {
-    fn out_height(&self) -> usize {
-        ((self.height + 2 * self.pad).saturating_sub(self.kernel)) / self.stride.max(1) + 1
-    }
-
-    fn out_width(&self) -> usize {
-        ((self.width + 2 * self.pad).saturating_sub(self.kernel)) / self.stride.max(1) + 1
-    }
-
-    /// Elements of the weights.
-    fn weights(&self) -> usize {
-        self.outputs * self.kernel * self.kernel * self.inputs / self.groups
-    }
-
-    /// Tiles of an image across, of an image, and of all images.
-    fn tiles(&self, variant: &Variant) -> [usize; 3] {
-        let [rows, columns] = variant.tile;
-        if self.kernel == 1 {
-            let all = (self.images * self.height * self.width).div_ceil(rows * columns);
-            return [1, all, all];
-        }
-        let across = self.out_width().div_ceil(columns);
-        let per_image = across * self.out_height().div_ceil(rows);
-        [across, per_image, per_image * self.images]
-    }
-
-    /// Blocks along the first axis of the grid: those that walk over tiles.
-    fn blocks(&self, variant: &Variant) -> usize {
-        self.tiles(variant)[2].min(variant.blocks)
-    }
+/// Blocks along the first axis of the grid: those that walk over tiles.
+fn blocks(shape: &Shape, variant: &Variant) -> usize {
+    tiles(shape, variant)[2].min(variant.blocks)
 }
 
-/// True where a kernel here computes a request, on cards from compute capability 8.0 on.
+/// True where a kernel here computes a request, on cards from compute capability 8.0 on. What is added to is rounded
+/// once.
 pub fn serves(request: &Request) -> bool {
     table::find(request).is_some()
 }
@@ -85,7 +39,7 @@ pub fn serves(request: &Request) -> bool {
 pub fn workspace(request: &Request) -> u64 {
     match table::find(request) {
         Some(variant) if request.pass == Pass::Weight => {
-            (request.blocks(&variant) * request.weights() * size_of::<f32>()) as u64
+            (blocks(&request.shape, &variant) * request.shape.weights() * size_of::<f32>()) as u64
         }
         _ => 0,
     }
@@ -182,9 +136,9 @@ impl OwnConv {
         let card = self.gpu.properties();
         let fits = |v: &Variant| card.major >= 8 && v.shared <= card.shared_per_block as usize;
         let variant = table::find(request).filter(fits);
-        let unserved = || CudaError::NoAlgorithm { library: "this program", what: format!("{request:?}") };
+        let unserved = || CudaError::NoAlgorithm { library: "this program", what: request.to_string() };
         let variant = variant.ok_or_else(unserved)?;
-        let kernel = self.module(variant.file.source(request.operands))?.function(variant.kernel)?;
+        let kernel = self.module(variant.file.source(request.format))?.function(variant.kernel)?;
         if variant.shared > 48 << 10 {
             kernel.allow_shared(variant.shared as u32)?;
         }
@@ -217,13 +171,13 @@ impl OwnPass {
     /// The places of x, w and y are device memory of the request's extents, and the workspace of the bytes that
     /// [`workspace`] names. All start at multiples of 16 bytes.
     pub unsafe fn run(&self, [x, w, y]: [u64; 3], workspace: u64) -> Result<()> {
-        let (r, variant) = (&self.request, &self.variant);
+        let (r, s, variant) = (&self.request, &self.request.shape, &self.variant);
         // Extents are below 2^31, which the table checks.
-        let [h, width, out_h, out_w] = [r.height, r.width, r.out_height(), r.out_width()].map(|v| v as i32);
-        let tiles = r.tiles(variant).map(|count| count as u32);
-        let pixels = (r.images * r.height * r.width) as u32;
-        let [x_pitch, y_pitch] = [r.input_pitch as u32, r.output_pitch as u32];
-        let (blocks, add) = (r.blocks(variant) as u32, u32::from(r.add));
+        let [h, width, out_h, out_w] = [s.height, s.width, s.out_height(), s.out_width()].map(|v| v as i32);
+        let tiles = tiles(s, variant).map(|count| count as u32);
+        let pixels = s.in_pixels() as u32;
+        let [x_pitch, y_pitch] = [s.input_pitch as u32, s.output_pitch as u32];
+        let (blocks, add) = (blocks(s, variant) as u32, u32::from(r.add));
         // What is read, what is written, and their pitches. A tiled convolution knows one side's extents from the other's.
         let (places, pitches) = match r.pass {
             Pass::Forward => ([x, w, y], [x_pitch, y_pitch]),
@@ -251,7 +205,7 @@ impl OwnPass {
                 }
             }
             if let Some(sum) = &self.sum {
-                let weights = r.weights() as u32;
+                let weights = s.weights() as u32;
                 let argument = Sum { partials: workspace, gradient: w, count: blocks, weights, add };
                 sum.launch([weights.div_ceil(32), 1, 1], [256, 1, 1], 0, &argument)?;
             }

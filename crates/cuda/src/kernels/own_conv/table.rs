@@ -1,7 +1,6 @@
 //! Which kernel computes what, and the geometry that its source was written for.
 
-use super::Request;
-use crate::cudnn::Pass;
+use crate::conv::{Pass, Request};
 use crate::kernels::compiler::Source;
 use crate::view::Format;
 
@@ -82,35 +81,33 @@ const GROUPS: usize = 4;
 
 /// The variant that computes a request.
 pub(super) fn find(r: &Request) -> Option<Variant> {
-    let pixels = r.images.checked_mul(r.height)?.checked_mul(r.width)?;
-    let small = pixels > 0 && pixels < 1 << 31 && r.input_pitch < 1 << 20 && r.output_pitch < 1 << 20;
-    let pitches = (r.bytes || (r.input_pitch.is_multiple_of(8) && r.input_pitch >= r.inputs))
-        && r.output_pitch.is_multiple_of(8)
-        && r.output_pitch >= r.outputs;
-    let formats = match r.pass {
-        Pass::Weight => r.output == Format::F32,
-        Pass::Data => r.output == r.operands,
-        Pass::Forward => !r.add && (r.output == r.operands || (r.output == Format::F32 && r.kernel == 1)),
-    };
-    if !small || !pitches || !formats || r.operands == Format::F32 || r.pad != r.kernel / 2 {
+    let s = &r.shape;
+    let pixels = s.images.checked_mul(s.height)?.checked_mul(s.width)?;
+    let small = pixels > 0 && pixels < 1 << 31 && s.input_pitch < 1 << 20 && s.output_pitch < 1 << 20;
+    let pitches = (r.bytes || (s.input_pitch.is_multiple_of(8) && s.input_pitch >= s.inputs))
+        && s.output_pitch.is_multiple_of(8)
+        && s.output_pitch >= s.outputs;
+    let logits = r.output == Format::F32 && s.kernel == 1;
+    let written = r.pass != Pass::Forward || (!r.add && (r.output == r.format || logits));
+    if !small || !pitches || !written || r.format == Format::F32 || s.pad != s.kernel / 2 {
         return None;
     }
-    match (r.kernel, r.stride, r.groups) {
+    match (s.kernel, s.stride, s.groups) {
         (3, 2, 1) if r.pass == Pass::Data => down_data(r),
         (3, 2, 1) => stem(r),
-        _ if r.bytes || r.stride != 1 || r.inputs != r.outputs => None,
+        _ if r.bytes || s.stride != 1 || s.inputs != s.outputs => None,
         (3, _, 1) => few_channels(r),
-        (1 | 3, _, 4..65_536) if r.groups.is_multiple_of(GROUPS) && r.inputs == GROUP * r.groups => grouped(r),
+        (1 | 3, _, 4..65_536) if s.groups.is_multiple_of(GROUPS) && s.inputs == GROUP * s.groups => grouped(r),
         _ => None,
     }
 }
 
 fn stem(r: &Request) -> Option<Variant> {
-    let words = r.input_pitch == 3 && r.width.is_multiple_of(4);
-    if r.inputs != 8 || (r.bytes && !words) {
+    let words = r.shape.input_pitch == 3 && r.shape.width.is_multiple_of(4);
+    if r.shape.inputs != 8 || (r.bytes && !words) {
         return None;
     }
-    let kernel = match (r.outputs, r.pass, r.bytes) {
+    let kernel = match (r.shape.outputs, r.pass, r.bytes) {
         (_, Pass::Data, _) => return None,
         (16, Pass::Forward, false) => "stem16_forward",
         (32, Pass::Forward, false) => "stem32_forward",
@@ -133,8 +130,8 @@ fn stem(r: &Request) -> Option<Variant> {
         let (shared, blocks) = (2 * input(tile), 2 * MULTIPROCESSORS);
         Variant { file: File::Stem, kernel, threads: 256, shared, tile, blocks, group_blocks: 1 }
     } else {
-        let tile = [if r.outputs == 64 { 8 } else { 16 }, 16];
-        let shared = (2 * (input(tile) + tile[0] * tile[1] * r.outputs * 2)).max(r.weights() * 4);
+        let tile = [if r.shape.outputs == 64 { 8 } else { 16 }, 16];
+        let shared = (2 * (input(tile) + tile[0] * tile[1] * r.shape.outputs * 2)).max(r.shape.weights() * 4);
         let blocks = 3 * MULTIPROCESSORS;
         Variant { file: File::StemWeight, kernel, threads: 128, shared, tile, blocks, group_blocks: 1 }
     })
@@ -142,13 +139,14 @@ fn stem(r: &Request) -> Option<Variant> {
 
 /// The data gradient of stride 2; tiles are of the output's gradient.
 fn down_data(r: &Request) -> Option<Variant> {
-    let (kernel, resident) = match (r.inputs, r.outputs, r.bytes) {
+    let (kernel, resident) = match (r.shape.inputs, r.shape.outputs, r.bytes) {
         (16, 32, false) => ("down16_data", 4),
         (32, 64, false) => ("down32_data", 2),
         _ => return None,
     };
     let tile = [8, 16];
-    let shared = 2 * (tile[0] + 1) * (tile[1] + 1) * r.outputs * 2 + r.outputs * ((9 * r.inputs / 8) | 1) * 16;
+    let shared =
+        2 * (tile[0] + 1) * (tile[1] + 1) * r.shape.outputs * 2 + r.shape.outputs * ((9 * r.shape.inputs / 8) | 1) * 16;
     let blocks = resident * MULTIPROCESSORS;
     Some(Variant { file: File::DownData, kernel, threads: 128, shared, tile, blocks, group_blocks: 1 })
 }
@@ -157,7 +155,7 @@ fn down_data(r: &Request) -> Option<Variant> {
 type Geometry = ([usize; 2], usize, usize);
 
 fn few_channels(r: &Request) -> Option<Variant> {
-    let (kernels, forward, weight): ([&'static str; 3], Geometry, Geometry) = match r.inputs {
+    let (kernels, forward, weight): ([&'static str; 3], Geometry, Geometry) = match r.shape.inputs {
         16 => (["conv16_forward", "conv16_data", "conv16_weight"], ([16, 16], 128, 6), ([8, 40], 128, 4)),
         24 => (["conv24_forward", "conv24_data", "conv24_weight"], ([4, 40], 160, 4), ([8, 40], 384, 1)),
         32 => (["conv32_forward", "conv32_data", "conv32_weight"], ([16, 16], 128, 3), ([8, 40], 384, 1)),
@@ -168,8 +166,8 @@ fn few_channels(r: &Request) -> Option<Variant> {
 }
 
 fn grouped(r: &Request) -> Option<Variant> {
-    let group_blocks = r.groups / GROUPS;
-    if r.kernel == 3 {
+    let group_blocks = r.shape.groups / GROUPS;
+    if r.shape.kernel == 3 {
         let kernels = ["groups16_forward", "groups16_data", "groups16_weight"];
         return Some(tiled(r, kernels, ([8, 16], 256, 3), ([8, 16], 256, 2), group_blocks));
     }
@@ -200,11 +198,11 @@ fn tiled(
         Pass::Data => (File::Conv3x3, data, made),
         Pass::Weight => (File::Weight, weight, summed),
     };
-    let per_group = r.inputs / r.groups;
+    let per_group = r.shape.inputs / r.shape.groups;
     // Groups and channels of one block.
-    let groups = r.groups / group_blocks;
-    let (channels, taps) = (groups * per_group, r.kernel * r.kernel);
-    let halo = r.kernel - 1;
+    let groups = r.shape.groups / group_blocks;
+    let (channels, taps) = (groups * per_group, r.shape.kernel * r.shape.kernel);
+    let halo = r.shape.kernel - 1;
     let pixels = (tile[0] + halo) * (tile[1] + halo);
     let shared = match r.pass {
         Pass::Weight => {

@@ -2,7 +2,8 @@
 //!
 //! Single ops get inputs that every number format holds exactly, so that their bounds are a few roundings of the format.
 //! Models are chains of hundreds of roundings with decisions between them (which maximum, which anchor): their error in
-//! half precision is stated and bounded loosely, in float32 tightly.
+//! half precision is stated and bounded loosely, in float32 tightly. Pictures that a card renders are held against the
+//! renderer of the data path.
 
 mod cases;
 mod commits;
@@ -11,9 +12,11 @@ mod detections;
 mod models;
 mod net;
 mod ops;
+mod recipes;
 
 use crate::{BenchError, Numbers, Target};
 use compare::Worst;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 /// What is tested.
@@ -42,7 +45,8 @@ impl Default for SelfTestOptions {
 pub struct Row {
     pub name: String,
     pub numbers: Numbers,
-    /// Largest relative L2 error over all runs and tensors.
+    /// Largest relative L2 error over all runs and tensors. Of pictures, the share of pixels that are more than one grey
+    /// level off.
     pub error: f64,
     /// Where it is.
     pub tensor: String,
@@ -89,7 +93,8 @@ struct Part {
     run: Box<Run>,
 }
 
-fn parts() -> Vec<Part> {
+/// All parts that a device has: the processor does not render recipes for itself to be tested.
+fn parts(device: &Target) -> Vec<Part> {
     let mut parts = Vec::new();
     for case in cases::all() {
         let name = case.name.clone();
@@ -100,6 +105,11 @@ fn parts() -> Vec<Part> {
     for (kind, name) in commits::KINDS {
         let run = move |t: &Target, n: Numbers, seed: u64| commits::run(kind, name, t, n, seed);
         parts.push(Part { name: name.to_owned(), run: Box::new(run) });
+    }
+    if let Target::Cuda { engine, .. } = device {
+        let engine = Rc::clone(engine);
+        let run = move |_: &Target, n: Numbers, seed: u64| recipes::run(engine.gpu(), n, seed);
+        parts.push(Part { name: recipes::NAME.to_owned(), run: Box::new(run) });
     }
     parts
 }
@@ -115,7 +125,7 @@ pub fn selftest(options: &SelfTestOptions, tell: &mut dyn FnMut(Event<'_>)) -> R
     let targets = options.numbers.iter().map(with).collect::<Result<Vec<_>, BenchError>>()?;
     tell(Event::Device(&device.name()));
     let wanted = |name: &str| options.only.as_ref().is_none_or(|text| name.contains(text.as_str()));
-    let parts: Vec<Part> = parts().into_iter().filter(|part| wanted(&part.name)).collect();
+    let parts: Vec<Part> = parts(&device).into_iter().filter(|part| wanted(&part.name)).collect();
     let models: Vec<_> = models::MODELS.into_iter().filter(|model| wanted(model.0)).collect();
     let names = models.iter().map(|model| model.0).collect();
     let work = parts.iter().map(|_| 1).chain(models.iter().map(|model| model.1)).sum::<u32>();
@@ -191,6 +201,11 @@ mod tests {
             let rows = on_the_cpu(part);
             assert!(!rows.is_empty() && rows.iter().all(Row::ok), "{part}: {rows:?}");
         }
+    }
+
+    #[test]
+    fn the_processor_has_no_renderer_of_its_own_to_test() {
+        assert_eq!(on_the_cpu(recipes::NAME), []);
     }
 
     #[test]

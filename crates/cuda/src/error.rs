@@ -13,6 +13,8 @@ pub enum CudaError {
     NoCard { ordinal: usize, count: usize },
     #[error("no memory for {bytes} bytes on the card, {free} are free")]
     Memory { bytes: u64, free: u64 },
+    #[error("the pictures of a batch do not fit into {budget} bytes on the card")]
+    Pool { budget: u64 },
     #[error("{bytes} bytes from {offset} on lie beyond a buffer of {have}")]
     Range { offset: usize, bytes: usize, have: usize },
     #[error("{kernel}: operands that do not fit: {what}")]

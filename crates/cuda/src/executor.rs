@@ -9,6 +9,7 @@ use crate::dispatch::{Launch, Memory, Work, lower, prepare_convolutions};
 use crate::engine::Engine;
 use crate::error::{CudaError, Result};
 use crate::external::{Body, HostBody, HostValues, Place, Registry, decode};
+use crate::image_pool::{ImagePool, RenderBatch};
 use crate::inputs::{Inputs, places};
 use crate::profile::{OpTime, Peaks, Timer, summary};
 use crate::regions::Regions;
@@ -158,6 +159,36 @@ impl CudaExecutor {
         }
         let prepared = &self.plans[plan.0];
         Ok(summary(&prepared.plan, &prepared.launches, &runs, &peaks))
+    }
+
+    /// Renders a batch into a raw input of bytes, in the place of [`Executor::upload_u8`]. Fewer images than the input has
+    /// leave the others undefined.
+    ///
+    /// # Errors
+    /// An input of another kind or size, a pool on another card, and those of [`ImagePool::render`].
+    pub fn render(
+        &mut self,
+        plan: PlanId,
+        tensor: TensorId,
+        pool: &mut ImagePool,
+        batch: &RenderBatch<'_>,
+    ) -> std::result::Result<(), ExecError> {
+        let plan = &self.plans[plan.0].plan;
+        let info = plan.graph().tensor(tensor);
+        let fits = [info.shape.h, info.shape.w, info.shape.c] == [batch.out_hw[0], batch.out_hw[1], 3]
+            && batch.images.len() <= info.shape.n;
+        if info.kind != Kind::Raw(DType::U8) || !fits {
+            let (tensor, shape, len) = (info.name.clone(), info.shape, batch.bytes());
+            return Err(ExecError::Upload { tensor, dtype: DType::U8, shape, len });
+        }
+        if !Arc::ptr_eq(pool.gpu().stream(), self.gpu.stream()) {
+            let what = "a pool that works on another stream".to_owned();
+            return Err(device(CudaError::Operands { kernel: "render", what }));
+        }
+        self.check_room(plan)?;
+        let to = self.engine.arena().base() + plan.placement(tensor).offset;
+        // SAFETY: a raw tensor lies densely at its offset, inside of the arena, and holds these images.
+        unsafe { pool.launch(batch, to) }.map_err(device)
     }
 
     /// Resolves all launches of a plan.

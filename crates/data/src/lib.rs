@@ -32,7 +32,7 @@ pub use dataset::{Dataset, Split};
 pub use disk_cache::DiskCache;
 pub use error::{DataError, Problem};
 pub use labels::{Label, Polygon};
-pub use loader::{Batch, Loader, LoaderOptions, Task};
+pub use loader::{Batch, Kept, Loader, LoaderOptions, Task, Unrendered};
 pub use picture::Picture;
 pub use pool::{CacheMode, ImagePool, Purpose};
 pub use recipe::{AugmentConfig, Partners, Recipe, RecipeMaker};

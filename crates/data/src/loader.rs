@@ -5,6 +5,8 @@
 //! along; a validation picture that cannot be loaded is left out of its batch. Each is named once (see
 //! [`ImagePool::problems`]); when every picture of the set has failed the loader gives an error. Validation
 //! batches without any picture left are passed over.
+//!
+//! Where something else renders (a card), the loader stops before that: batches hold recipes and decoded pictures.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,11 +15,13 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+use rayon::prelude::*;
+
 use crate::error::{DataError, Problem};
 use crate::picture::Picture;
 use crate::pool::ImagePool;
 use crate::recipe::{FinishedBox, Recipe, RecipeMaker};
-use crate::render::{Scratch, render};
+use crate::render::{LoadFailure, Scratch, entry, render};
 use crate::resize::{Interpolation, resize};
 use crate::validation::ValGeometry;
 
@@ -66,8 +70,10 @@ pub struct Batch {
     pub number: usize,
     /// (images, height, width, 3).
     pub shape: [usize; 4],
-    /// RGB, 8 bit, in that shape.
+    /// RGB, 8 bit, in that shape. Empty where `unrendered` takes its place.
     pub pixels: Vec<u8>,
+    /// What a batch of [`Loader::unrendered`] is rendered from.
+    pub unrendered: Option<Unrendered>,
     /// Targets of image i are `targets[offsets[i]..offsets[i + 1]]`.
     pub offsets: Vec<usize>,
     /// All boxes, image by image.
@@ -77,6 +83,20 @@ pub struct Batch {
     /// Pictures that could not be loaded while this batch was made.
     pub failures: Vec<Problem>,
 }
+
+/// A batch that is not rendered yet.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Unrendered {
+    /// One for each picture of the batch, all of one size. Where the batch has another shape the finished pictures are
+    /// resized bilinearly.
+    pub recipes: Vec<Recipe>,
+    /// The pictures that recipes show, by sample, but for those that are kept elsewhere and those that could not be
+    /// loaded. They have the size that the recipes were drawn for.
+    pub pictures: BTreeMap<usize, Arc<Picture>>,
+}
+
+/// Says whether the picture of a sample is kept elsewhere until a batch, by its number, has been rendered.
+pub type Kept = dyn Fn(usize, usize) -> bool + Send + Sync;
 
 /// Threads and depth of a loader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,10 +114,15 @@ impl LoaderOptions {
 
 struct Done {
     hw: [usize; 2],
-    pixels: Option<Vec<u8>>,
+    content: Option<Content>,
     boxes: Vec<FinishedBox>,
     image: BatchImage,
     failures: Vec<Problem>,
+}
+
+enum Content {
+    Pixels(Vec<u8>),
+    Recipe(Box<Recipe>, BTreeMap<usize, Arc<Picture>>),
 }
 
 struct Pending {
@@ -130,15 +155,35 @@ pub struct Loader<I: Iterator<Item = Vec<Task>>> {
 impl<I: Iterator<Item = Vec<Task>>> Loader<I> {
     /// Starts the threads. Each item of `work` becomes one batch; empty items are passed over.
     pub fn new(pool: Arc<ImagePool>, work: I, options: LoaderOptions) -> Result<Self, DataError> {
+        Self::start(pool, work, options, None)
+    }
+
+    /// The same, but training samples are not rendered: their batches hold recipes and what `kept` does not have of
+    /// their pictures.
+    pub fn unrendered(
+        pool: Arc<ImagePool>,
+        work: I,
+        options: LoaderOptions,
+        kept: Arc<Kept>,
+    ) -> Result<Self, DataError> {
+        Self::start(pool, work, options, Some(kept))
+    }
+
+    fn start(
+        pool: Arc<ImagePool>,
+        work: I,
+        options: LoaderOptions,
+        kept: Option<Arc<Kept>>,
+    ) -> Result<Self, DataError> {
         let (jobs, queue) = channel::<Job>();
         let (sender, results) = channel();
         let queue = Arc::new(Mutex::new(queue));
         let mut threads = Vec::new();
         for i in 0..options.threads.max(1) {
-            let (pool, queue, sender) = (Arc::clone(&pool), Arc::clone(&queue), sender.clone());
+            let (pool, queue, sender, kept) = (Arc::clone(&pool), Arc::clone(&queue), sender.clone(), kept.clone());
             let thread = std::thread::Builder::new()
                 .name(format!("data-{i}"))
-                .spawn(move || work_off(&pool, &queue, &sender))
+                .spawn(move || work_off(&pool, kept.as_deref(), &queue, &sender))
                 .map_err(|e| DataError::LoaderStopped { reason: format!("no thread could be started: {e}") })?;
             threads.push(thread);
         }
@@ -231,12 +276,15 @@ impl<I: Iterator<Item = Vec<Task>>> Drop for Loader<I> {
     }
 }
 
-fn work_off(pool: &ImagePool, queue: &Mutex<Receiver<Job>>, sender: &Sender<(usize, Message)>) {
+fn work_off(pool: &ImagePool, kept: Option<&Kept>, queue: &Mutex<Receiver<Job>>, sender: &Sender<(usize, Message)>) {
     let mut scratch = Scratch::default();
     loop {
         let job = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(Job { batch, slot, task }) = job else { return };
-        let attempt = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| perform(pool, task, &mut scratch)));
+        let kept = kept.map(|kept| |sample: usize| kept(sample, batch.number));
+        let kept = kept.as_ref().map(|kept| kept as &dyn Fn(usize) -> bool);
+        let work = || perform(pool, task, kept, &mut scratch);
+        let attempt = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
         // Only a mistake of ours panics here; the batch must still come out, or its taker waits for ever.
         let done = attempt.ok();
         if done.is_none() {
@@ -253,12 +301,16 @@ fn work_off(pool: &ImagePool, queue: &Mutex<Receiver<Job>>, sender: &Sender<(usi
     }
 }
 
-fn perform(pool: &ImagePool, task: Task, scratch: &mut Scratch) -> Done {
+fn perform(pool: &ImagePool, task: Task, kept: Option<&dyn Fn(usize) -> bool>, scratch: &mut Scratch) -> Done {
+    let mut train = |recipe| match kept {
+        None => train(pool, recipe, scratch),
+        Some(kept) => collect(pool, recipe, kept),
+    };
     match task {
-        Task::Draw { maker, position } => train(pool, maker.draw(position), scratch),
-        Task::DrawRect { maker, position, frame_hw } => train(pool, maker.draw_rect(position, frame_hw), scratch),
-        Task::Resized { task, frame_hw } => resized(perform(pool, *task, scratch), frame_hw),
-        Task::Recipe(recipe) => train(pool, *recipe, scratch),
+        Task::Draw { maker, position } => train(maker.draw(position)),
+        Task::DrawRect { maker, position, frame_hw } => train(maker.draw_rect(position, frame_hw)),
+        Task::Resized { task, frame_hw } => resized(perform(pool, *task, kept, scratch), frame_hw),
+        Task::Recipe(recipe) => train(*recipe),
         Task::Validate { sample, frame_hw } => validate(pool, sample, frame_hw),
     }
 }
@@ -273,23 +325,43 @@ fn train(pool: &ImagePool, recipe: Recipe, scratch: &mut Scratch) -> Done {
     let [w, h] = recipe.out_wh.map(|v| v as usize);
     let mut pixels = vec![0; w * h * 3];
     let failed = render(&recipe, &|id| pool.get(id), scratch, &mut pixels);
-    let mut boxes = recipe.boxes;
-    boxes.retain(|b| failed.iter().all(|(id, _)| *id != b.sample));
+    let (boxes, failures) = without(pool, &recipe, &failed);
+    let image = describe(pool, recipe.sample, None);
+    Done { hw: [h, w], content: Some(Content::Pixels(pixels)), boxes, image, failures }
+}
+
+/// A training sample with its pictures, up to where it would be rendered.
+fn collect(pool: &ImagePool, recipe: Recipe, kept: &dyn Fn(usize) -> bool) -> Done {
+    let (mut pictures, mut failed) = (BTreeMap::new(), Vec::new());
+    for placement in recipe.shown().filter(|p| !kept(p.sample)) {
+        match entry(placement, &|id| pool.get(id)) {
+            Ok(picture) => drop(pictures.insert(placement.sample, picture)),
+            Err(e) => failed.push((placement.sample, e)),
+        }
+    }
+    let [w, h] = recipe.out_wh.map(|v| v as usize);
+    let (boxes, failures) = without(pool, &recipe, &failed);
+    let image = describe(pool, recipe.sample, None);
+    Done { hw: [h, w], content: Some(Content::Recipe(Box::new(recipe), pictures)), boxes, image, failures }
+}
+
+/// A recipe's boxes without those of pictures that could not be loaded, and why they could not.
+fn without(pool: &ImagePool, recipe: &Recipe, failed: &[LoadFailure]) -> (Vec<FinishedBox>, Vec<Problem>) {
+    let boxes = recipe.boxes.iter().filter(|b| failed.iter().all(|(id, _)| *id != b.sample)).copied().collect();
     let failures = failed.iter().map(|(id, e)| e.to_problem(&describe(pool, *id, None).path)).collect();
-    Done { hw: [h, w], pixels: Some(pixels), boxes, image: describe(pool, recipe.sample, None), failures }
+    (boxes, failures)
 }
 
 fn resized(done: Done, frame_hw: [u32; 2]) -> Done {
     let ([height, width], hw) = (done.hw.map(|v| v as u32), frame_hw.map(|v| v as usize));
-    let pixels = done.pixels.map(|data| {
-        let picture = Picture { width, height, data };
-        if done.hw == hw {
-            picture.data
-        } else {
-            resize(&picture, frame_hw[1], frame_hw[0], Interpolation::Bilinear).data
+    let content = match done.content {
+        Some(Content::Pixels(data)) if done.hw != hw => {
+            let picture = Picture { width, height, data };
+            Some(Content::Pixels(resize(&picture, frame_hw[1], frame_hw[0], Interpolation::Bilinear).data))
         }
-    });
-    Done { hw, pixels, ..done }
+        other => other,
+    };
+    Done { hw, content, ..done }
 }
 
 fn validate(pool: &ImagePool, id: usize, frame_hw: [u32; 2]) -> Done {
@@ -302,11 +374,11 @@ fn validate(pool: &ImagePool, id: usize, frame_hw: [u32; 2]) -> Done {
             let mut pixels = vec![0; w * h * 3];
             geometry.draw(&entry, &mut pixels);
             let boxes = pool.samples().get(id).map(|s| geometry.boxes(s, id)).unwrap_or_default();
-            Done { hw: [h, w], pixels: Some(pixels), boxes, image, failures: Vec::new() }
+            Done { hw: [h, w], content: Some(Content::Pixels(pixels)), boxes, image, failures: Vec::new() }
         }
         Err(e) => {
             let failures = vec![e.to_problem(&image.path)];
-            Done { hw: [h, w], pixels: None, boxes: Vec::new(), image, failures }
+            Done { hw: [h, w], content: None, boxes: Vec::new(), image, failures }
         }
     }
 }
@@ -324,23 +396,66 @@ fn assemble(number: usize, slots: Vec<Option<Done>>, all_failed: bool) -> Messag
     let mut batch = Batch {
         number,
         shape: [0, h, w, 3],
-        pixels: Vec::with_capacity(done.len() * h * w * 3),
+        pixels: Vec::new(),
+        unrendered: None,
         offsets: vec![0],
         targets: Vec::new(),
         images: Vec::with_capacity(done.len()),
         failures: Vec::new(),
     };
+    let count = done.len();
     for d in done {
         if d.hw != [h, w] {
             return Err(stopped("its samples have different sizes"));
         }
         batch.failures.extend(d.failures);
-        let Some(pixels) = d.pixels else { continue };
-        batch.pixels.extend_from_slice(&pixels);
+        match d.content {
+            None => continue,
+            Some(Content::Pixels(pixels)) => {
+                if batch.pixels.is_empty() {
+                    batch.pixels.reserve_exact(count * h * w * 3);
+                }
+                batch.pixels.extend_from_slice(&pixels);
+            }
+            Some(Content::Recipe(recipe, pictures)) => {
+                let all = batch.unrendered.get_or_insert_default();
+                all.recipes.push(*recipe);
+                all.pictures.extend(pictures);
+            }
+        }
         batch.targets.extend(d.boxes.iter().map(|b| Target { class: b.class, xywh: b.xywh }));
         batch.offsets.push(batch.targets.len());
         batch.images.push(d.image);
     }
     batch.shape[0] = batch.images.len();
+    let recipes = batch.unrendered.as_ref().map(|all| &all.recipes[..]).unwrap_or_default();
+    if !recipes.is_empty()
+        && (recipes.len() < batch.images.len() || recipes.iter().any(|r| r.out_wh != recipes[0].out_wh))
+    {
+        return Err(stopped("its samples are rendered in different ways"));
+    }
     Ok(batch)
+}
+
+impl Unrendered {
+    /// Renders the batch here after all: what [`Loader::new`] would have given as pixels of `hw`, height and width.
+    /// Pictures that were kept elsewhere come from the pool.
+    pub fn render(&self, pool: &ImagePool, hw: [usize; 2]) -> Vec<u8> {
+        let bytes = hw[0] * hw[1] * 3;
+        let mut pixels = vec![0; bytes * self.recipes.len()];
+        let each = pixels.par_chunks_mut(bytes.max(1)).zip(&self.recipes);
+        each.for_each_init(Scratch::default, |scratch, (out, recipe)| {
+            let fetch = |id: usize| self.pictures.get(&id).map_or_else(|| pool.get(id), |p| Ok(Arc::clone(p)));
+            let [width, height] = recipe.out_wh;
+            if [height, width].map(|v| v as usize) == hw {
+                render(recipe, &fetch, scratch, out);
+                return;
+            }
+            let mut picture = Picture::filled(width, height, 0);
+            render(recipe, &fetch, scratch, &mut picture.data);
+            let [height, width] = hw.map(|v| v as u32);
+            out.copy_from_slice(&resize(&picture, width, height, Interpolation::Bilinear).data);
+        });
+        pixels
+    }
 }

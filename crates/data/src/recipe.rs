@@ -200,6 +200,14 @@ pub struct Recipe {
     pub boxes: Vec<FinishedBox>,
 }
 
+impl Recipe {
+    /// What it shows of pictures, in the order in which they are drawn. A sample may come more than once.
+    pub fn shown(&self) -> impl Iterator<Item = &Placement> {
+        let layers = std::iter::once(&self.layer).chain(self.mixup.iter().map(|m| &m.layer));
+        layers.flat_map(|layer| layer.placements.iter().filter(|p| !p.place.is_empty()))
+    }
+}
+
 /// A generator of its own for each key.
 pub fn keyed_rng(seed: u64, epoch: u64, position: u64, purpose: u64) -> ChaCha8Rng {
     let mut key = [0u8; 32];

@@ -67,6 +67,48 @@ fn batches_do_not_depend_on_threads_or_caches() {
 }
 
 #[test]
+fn unrendered_batches_have_the_pixels_of_rendered_ones() {
+    let (set, samples) = small_set();
+    // One picture fails to load.
+    set.write("images/2.jpg", b"no picture");
+    let config = AugmentConfig { mixup: 0.5, mosaic: 0.8, degrees: 10.0, ..AugmentConfig::SCRATCH_HIGH };
+    let maker = Arc::new(
+        RecipeMaker::new(Arc::clone(&samples), config, 64, 7, 3, Arc::new(epoch_order(7, 3, samples.len()))).unwrap(),
+    );
+    let draw = |position| Task::Draw { maker: Arc::clone(&maker), position };
+    let rect = |position| Task::DrawRect { maker: Arc::clone(&maker), position, frame_hw: [32, 96] };
+    let resized = |position| Task::Resized { task: Box::new(draw(position)), frame_hw: [96, 96] };
+    let work = || -> Vec<Vec<Task>> {
+        vec![(0..4).map(draw).collect(), (0..6).map(rect).collect(), (2..6).map(resized).collect()]
+    };
+    let pool = || pool(&samples, 64, Purpose::Train, CacheMode::Ram { bytes: 1 << 20 });
+    let rendered: Vec<Batch> =
+        Loader::new(pool(), work().into_iter(), options(2)).unwrap().map(Result::unwrap).collect();
+    assert!(rendered.iter().all(|b| b.unrendered.is_none()));
+    for kept in [&[][..], &[1, 4]] {
+        let asked = Arc::new(std::sync::Mutex::new(std::collections::BTreeSet::new()));
+        let note = Arc::clone(&asked);
+        let keeps = move |sample, number| {
+            note.lock().unwrap().insert(number);
+            kept.contains(&sample)
+        };
+        let host = pool();
+        let loader = Loader::unrendered(Arc::clone(&host), work().into_iter(), options(2), Arc::new(keeps)).unwrap();
+        let batches: Vec<Batch> = loader.map(Result::unwrap).collect();
+        assert_eq!(batches.len(), rendered.len());
+        for (mut batch, want) in batches.into_iter().zip(&rendered) {
+            let unrendered = batch.unrendered.take().unwrap();
+            assert_eq!(unrendered.recipes.len(), batch.images.len());
+            assert!(batch.pixels.is_empty() && unrendered.pictures.keys().all(|id| !kept.contains(id) && *id != 2));
+            batch.pixels = unrendered.render(&host, [batch.shape[1], batch.shape[2]]);
+            assert_eq!(batch, *want);
+        }
+        assert_eq!(asked.lock().unwrap().iter().copied().collect::<Vec<usize>>(), [0, 1, 2]);
+    }
+    assert!(rendered.iter().any(|b| !b.failures.is_empty()));
+}
+
+#[test]
 fn recipes_are_keyed_by_seed_epoch_and_position() {
     let (_set, samples) = small_set();
     let order = Arc::new((0..samples.len()).collect::<Vec<_>>());

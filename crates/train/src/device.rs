@@ -4,6 +4,7 @@ use crate::{Observer, Precision, TrainError};
 use cuda::{CudaBackend, CudaError, CudaExecutor, CudaOptions, Engine, Gpu};
 use graph::{Backend, Executor, Plan, StateSpec};
 use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
 use std::rc::Rc;
 
 /// What a plan is for.
@@ -28,6 +29,33 @@ pub(crate) struct Card {
     ordinal: usize,
     training: Numbers,
     inference: Numbers,
+}
+
+/// The executor of a training run.
+pub(crate) enum Running {
+    Cpu(Box<dyn Executor>),
+    /// One that also renders.
+    Card(Box<CudaExecutor>),
+}
+
+impl Deref for Running {
+    type Target = dyn Executor;
+
+    fn deref(&self) -> &Self::Target {
+        match self {
+            Self::Cpu(executor) => executor.as_ref(),
+            Self::Card(executor) => executor.as_ref(),
+        }
+    }
+}
+
+impl DerefMut for Running {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        match self {
+            Self::Cpu(executor) => executor.as_mut(),
+            Self::Card(executor) => executor.as_mut(),
+        }
+    }
 }
 
 /// How a card stores feature maps and multiplies.
@@ -144,9 +172,22 @@ impl Device {
     /// # Errors
     /// No memory on the card, or what its driver says.
     pub fn executor(&self, spec: &StateSpec, purpose: Purpose) -> Result<Box<dyn Executor>, TrainError> {
+        Ok(match self.running(spec, purpose)? {
+            Running::Cpu(executor) => executor,
+            Running::Card(executor) => executor,
+        })
+    }
+
+    /// The same, by its kind.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn running(&self, spec: &StateSpec, purpose: Purpose) -> Result<Running, TrainError> {
         Ok(match self {
-            Self::Cpu => Box::new(cpu::CpuExecutor::<f32>::new(spec.clone())),
-            Self::Card(card) => Box::new(CudaExecutor::new(&card.engine, spec.clone(), card.options(purpose))?),
+            Self::Cpu => Running::Cpu(Box::new(cpu::CpuExecutor::<f32>::new(spec.clone()))),
+            Self::Card(card) => {
+                Running::Card(Box::new(CudaExecutor::new(&card.engine, spec.clone(), card.options(purpose))?))
+            }
         })
     }
 

@@ -159,6 +159,7 @@ pub(crate) struct Room {
     on_card: Option<u64>,
     /// Of the machine's.
     taken: u64,
+    taken_on_card: u64,
 }
 
 impl Room {
@@ -169,9 +170,15 @@ impl Room {
     pub fn new(limit: Option<u64>, device: &Device) -> Result<Self, TrainError> {
         let system = system_memory::available();
         Ok(match device.free_memory()? {
-            None => Self { available: limit.or(system), on_card: None, taken: 0 },
-            Some(free) => Self { available: system, on_card: Some(limit.unwrap_or(free)), taken: 0 },
+            None => Self { available: limit.or(system), on_card: None, taken: 0, taken_on_card: 0 },
+            Some(free) => Self { available: system, on_card: Some(limit.unwrap_or(free)), taken: 0, taken_on_card: 0 },
         })
+    }
+
+    /// The room of a card with so many bytes.
+    #[cfg(test)]
+    pub fn of_a_card(bytes: u64) -> Self {
+        Self { available: None, on_card: Some(bytes), taken: 0, taken_on_card: 0 }
     }
 
     fn available(&self, owner: Owner) -> Option<u64> {
@@ -204,12 +211,18 @@ impl Room {
             observer.info(&format!("{memory} of {what}: {needed}{of}: {parts}"));
         }
         self.take(footprint.total(Owner::Machine));
+        self.taken_on_card += footprint.total(Owner::Card);
     }
 
     /// What is left for pictures: four fifths of the remainder, for it is an estimate and not ours alone. `None` where
     /// the system does not say.
     pub fn for_pictures(&self) -> Option<u64> {
         Some(self.available?.saturating_sub(self.taken) / 5 * 4)
+    }
+
+    /// What is left for pictures on a card, likewise; `None` without one.
+    pub fn for_pictures_on_card(&self) -> Option<u64> {
+        Some(self.on_card?.saturating_sub(self.taken_on_card) / 5 * 4)
     }
 
     /// Takes bytes out of the room.

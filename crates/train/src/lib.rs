@@ -8,6 +8,7 @@
 //! machine has no memory for, `step` runs and commits them, `evaluate` validates, `checkpoint` keeps it all, and
 //! `trainer` holds them together.
 
+mod card_pictures;
 mod checkpoint;
 mod detection;
 mod device;

@@ -4,7 +4,7 @@ use crate::TrainError;
 use detect::LossConfig;
 use detect::external::DetectionTensors;
 use detect::nms::Detection;
-use graph::{Backend, Executor, PlanId, Recompute, Ticket};
+use graph::{Backend, Executor, PlanId, Recompute, TensorId, Ticket};
 use model::Model;
 pub(crate) use plan::graphs::{Compiled, Decoding, GraphSettings, InputShape, TrainingSettings};
 use std::collections::BTreeMap;
@@ -63,7 +63,20 @@ impl Prepared {
         targets: Option<&PackedTargets>,
     ) -> Result<(), TrainError> {
         executor.upload_u8(self.id, self.compiled.image, pixels)?;
-        if let (Some(loss), Some(targets)) = (&self.compiled.loss, targets) {
+        match targets {
+            Some(targets) => self.upload_targets(executor, targets),
+            None => Ok(()),
+        }
+    }
+
+    /// The input of pictures.
+    pub fn image(&self) -> TensorId {
+        self.compiled.image
+    }
+
+    /// Boxes alone, where pictures come in another way.
+    pub fn upload_targets(&self, executor: &mut dyn Executor, targets: &PackedTargets) -> Result<(), TrainError> {
+        if let Some(loss) = &self.compiled.loss {
             executor.upload_u32(self.id, loss.targets.offsets, &targets.offsets)?;
             executor.upload_u32(self.id, loss.targets.classes, &targets.classes)?;
             executor.upload_f32(self.id, loss.targets.boxes, &targets.boxes)?;

@@ -1,15 +1,15 @@
 //! One training step on a device: forward, loss, backward; and the commit.
 
+use crate::card_pictures::CardPictures;
 use crate::checkpoint::RunTensors;
-use crate::device::{Device, Purpose};
+use crate::device::{Device, Purpose, Running};
 use crate::ema;
 use crate::plans::{self, Compiled, GraphSettings, InputShape, LossValues, PackedTargets, PlanCache};
 use crate::schedule::Iteration;
 use crate::{Optimizer, TrainError};
-use data::Batch;
+use data::{Batch, ImagePool, Kept};
 use graph::{
-    CommitReport, CommitStep, Executor, GroupScalars, LossScale, MemoryReport, OptimizerKind, ParamLayout, StateSpec,
-    Ticket,
+    CommitReport, CommitStep, GroupScalars, LossScale, MemoryReport, OptimizerKind, ParamLayout, StateSpec, Ticket,
 };
 use model::{Model, StateEntry};
 use std::collections::VecDeque;
@@ -21,7 +21,9 @@ const EPS: f64 = 1e-8;
 
 /// The weights in training, on their device.
 pub(crate) struct Stepper {
-    executor: Box<dyn Executor>,
+    executor: Running,
+    /// Where a card renders batches.
+    pictures: Option<CardPictures>,
     layout: ParamLayout,
     entries: Vec<StateEntry>,
     model: Arc<Model>,
@@ -120,12 +122,27 @@ impl Stepper {
     pub fn new(plan: StepPlan) -> Result<Self, TrainError> {
         let flat_bytes = plan.flat_bytes();
         let StepPlan { device, model, settings, shape, max_boxes, compiled, spec, kind, .. } = plan;
-        let mut executor = device.executor(&spec, Purpose::Training)?;
+        let mut executor = device.running(&spec, Purpose::Training)?;
         let mut plans = PlanCache::default();
-        plans.add(executor.as_mut(), shape, compiled)?;
+        plans.add(&mut *executor, shape, compiled)?;
         let entries = model.training_state()?;
         let (layout, under_way) = (spec.layout, VecDeque::new());
-        Ok(Self { executor, layout, entries, model, settings, plans, kind, max_boxes, flat_bytes, under_way })
+        let pictures = None;
+        Ok(Self { executor, pictures, layout, entries, model, settings, plans, kind, max_boxes, flat_bytes, under_way })
+    }
+
+    /// Lets a card render batches, from pictures that `host` decodes and that take `bytes` of the card. Nothing on the
+    /// processor.
+    pub fn keep_pictures(&mut self, bytes: u64, host: Arc<ImagePool>) -> Result<(), TrainError> {
+        if let Running::Card(executor) = &self.executor {
+            self.pictures = Some(CardPictures::new(executor.gpu(), bytes, host)?);
+        }
+        Ok(())
+    }
+
+    /// What a loader need not load, where its batches are to come unrendered.
+    pub fn next_loader(&mut self) -> Option<Arc<Kept>> {
+        self.pictures.as_mut().map(CardPictures::next_loader)
     }
 
     /// Bytes of the arena and of the flat buffers.
@@ -139,9 +156,23 @@ impl Stepper {
         let shape = InputShape { images, height, width };
         let targets = PackedTargets::of(batch);
         let boxes = targets.len().max(self.max_boxes);
-        let executor = self.executor.as_mut();
-        let plan = self.plans.get(executor, &self.model, &self.settings, shape, boxes)?;
-        plan.upload(executor, &batch.pixels, Some(&targets))?;
+        let plan = self.plans.get(&mut *self.executor, &self.model, &self.settings, shape, boxes)?;
+        match (&batch.unrendered, &mut self.pictures) {
+            (Some(unrendered), Some(pictures)) => {
+                let rendered = match &mut self.executor {
+                    Running::Card(card) => pictures.render(card, (plan.id, plan.image()), batch, unrendered)?,
+                    Running::Cpu(_) => false,
+                };
+                match rendered {
+                    true => plan.upload_targets(&mut *self.executor, &targets)?,
+                    false => {
+                        plan.upload(&mut *self.executor, &pictures.pixels(batch, unrendered), Some(&targets))?;
+                    }
+                }
+            }
+            _ => plan.upload(&mut *self.executor, &batch.pixels, Some(&targets))?,
+        }
+        let executor = &mut *self.executor;
         executor.run(plan.id)?;
         let losses = plan.start_losses(executor)?;
         self.under_way.push_back(UnderWay { place, losses, commit: None });
@@ -183,7 +214,7 @@ impl Stepper {
             return Ok(None);
         }
         let Some(UnderWay { place, losses, commit }) = self.under_way.pop_front() else { return Ok(None) };
-        let executor = self.executor.as_mut();
+        let executor = &mut *self.executor;
         let losses = losses.map(|ticket| executor.finish_read(ticket)).transpose()?.map(|v| LossValues::read(&v));
         let commit = commit.map(|ticket| executor.finish_commit(ticket)).transpose()?;
         Ok(Some(Outcome { place, losses, commit }))
@@ -202,12 +233,12 @@ impl Stepper {
     /// Everything that a checkpoint holds.
     pub fn tensors(&self, pending: bool, batches: u64) -> Result<RunTensors, TrainError> {
         let states = self.kind.states();
-        RunTensors::from_device(self.executor.as_ref(), &self.layout, &self.entries, states, pending, batches)
+        RunTensors::from_device(&*self.executor, &self.layout, &self.entries, states, pending, batches)
     }
 
     /// Takes weights, averages and optimiser state, and where gradients are in fp16 the scale that they had.
     pub fn load(&mut self, tensors: &RunTensors, scale: Option<LossScale>) -> Result<(), TrainError> {
         self.executor.set_loss_scale(scale.unwrap_or(LossScale::INITIAL))?;
-        tensors.to_device(self.executor.as_mut(), &self.layout)
+        tensors.to_device(&mut *self.executor, &self.layout)
     }
 }

@@ -1,5 +1,6 @@
 //! The training run: epochs of steps, validation, checkpoints, and the run's folder.
 
+use crate::card_pictures;
 use crate::checkpoint::{RunState, RunTensors, SavedLossScale};
 use crate::device::{Device, Purpose};
 use crate::evaluate::{EvalSettings, Evaluation, Evaluator, evaluate};
@@ -243,6 +244,7 @@ impl Run {
             &|recompute| compile(batch, recompute),
             observer,
         )?;
+        let card_bytes = card_pictures::budget(&mut room, &work, observer);
         let partners = match options.partners {
             _ if options.rect || hyp.mosaic == 0.0 => None,
             Partners::Window(images) => Some(images),
@@ -266,6 +268,9 @@ impl Run {
         let mut stepper = Stepper::new(step)?;
         if let Some(plan) = planned {
             evaluator.reserve(plan)?;
+        }
+        if let Some(bytes) = card_bytes {
+            stepper.keep_pictures(bytes, Arc::clone(&pool))?;
         }
 
         let folder;
@@ -379,7 +384,7 @@ impl Run {
 
     /// Starts to load batches: all to the end of the run, or those of one epoch where the next epoch's images depend on
     /// this one's validation.
-    fn load(&self) -> Result<Loading, TrainError> {
+    fn load(&mut self) -> Result<Loading, TrainError> {
         let (epoch, batch) = (self.state.epoch, self.state.batch);
         let (work, ends_at) = if self.state.options.image_weights {
             let settings = self.work.weighted_by_classes(self.names.len(), &self.state.class_maps);
@@ -388,7 +393,11 @@ impl Run {
             (Work::new(self.work.clone(), epoch, batch)?, self.work.epochs)
         };
         let failure = work.failure();
-        let loader = Loader::new(Arc::clone(&self.pool), work, loader_options(self.threads))?;
+        let (pool, options) = (Arc::clone(&self.pool), loader_options(self.threads));
+        let loader = match self.stepper.next_loader() {
+            Some(kept) => Loader::unrendered(pool, work, options, kept)?,
+            None => Loader::new(pool, work, options)?,
+        };
         Ok(Loading { loader, failure, ends_at })
     }
 
@@ -519,7 +528,11 @@ impl Run {
     fn draw(&mut self, iteration: usize, batch: &Batch) -> Result<(), TrainError> {
         if iteration < DRAWN_BATCHES && !self.state.options.noplots {
             let path = self.folder.join(format!("train_batch{iteration}.jpg"));
-            pictures::draw_labels(&path, batch, &self.names)?;
+            let rendered = batch.unrendered.as_ref().map(|unrendered| {
+                let pixels = unrendered.render(&self.pool, [batch.shape[1], batch.shape[2]]);
+                Batch { pixels, unrendered: None, ..batch.clone() }
+            });
+            pictures::draw_labels(&path, rendered.as_ref().unwrap_or(batch), &self.names)?;
             self.pictures.push(path);
         }
         Ok(())

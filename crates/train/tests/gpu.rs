@@ -137,3 +137,30 @@ fn a_card_that_is_not_there_is_named_with_those_that_are() {
     assert!(error.to_string().contains("there is no card 99"), "{error}");
     assert!(error.hint().unwrap().contains("numbers go from 0 to"), "{:?}", error.hint());
 }
+
+#[test]
+fn batches_that_the_card_renders_train_the_same_weights_as_those_of_the_host() {
+    let Some((folder, data)) = beside_a_card() else { return };
+    for (name, multi_scale, rect) in [("plain", false, false), ("scales", true, false), ("rectangles", false, true)] {
+        let options = TrainOptions {
+            multi_scale,
+            rect,
+            noplots: false,
+            ..on_the_card(folder.path(), &data, name, Precision::Auto)
+        };
+        let needed = match run(&TrainOptions { memory_available: Some(1), ..options.clone() }, &mut Memory::default()) {
+            Err(TrainError::Memory { needed, .. }) => needed,
+            other => panic!("{other:?}"),
+        };
+        // What the plans need, and nothing for pictures.
+        let trained = |memory_available: Option<u64>, line: &str| {
+            let mut memory = Memory::default();
+            let done = run(&TrainOptions { memory_available, ..options.clone() }, &mut memory).unwrap();
+            assert!(memory.lines.iter().any(|l| l.starts_with(line)), "{name}: {:?}", memory.lines);
+            let drawn = std::fs::read(done.folder.join("train_batch0.jpg")).unwrap();
+            (bits(&done.last.unwrap()), drawn)
+        };
+        let host = trained(Some(needed), "batches are rendered on the host");
+        assert!(trained(None, "the card renders batches") == host, "{name}");
+    }
+}

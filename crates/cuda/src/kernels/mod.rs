@@ -23,6 +23,7 @@ mod max_pool_5;
 mod nms;
 mod normalize;
 pub mod own_conv;
+mod render;
 mod resize;
 mod running_stats;
 mod tiling;
@@ -43,6 +44,7 @@ pub use fill::Fill;
 pub use max_pool::MaxPool;
 pub use nms::{Nms, NmsBuffers, Predictions};
 pub use normalize::Normalize;
+pub use render::{ColourTables, MOST_TILES, PasteMask, Render, RenderImage, RenderLayer, RenderTable, RenderTile};
 pub use resize::Resize;
 pub use running_stats::{RunningEntry, RunningStats};
 
@@ -106,6 +108,7 @@ pub fn sources() -> Vec<Source> {
         max_pool_5::SOURCE,
         nms::SOURCE,
         normalize::SOURCE,
+        render::SOURCE,
         resize::SOURCE,
         running_stats::SOURCE,
     ];

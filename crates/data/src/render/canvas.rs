@@ -3,8 +3,9 @@
 use super::{FILL, Fetch, LoadFailure, fill_polygon};
 use crate::error::DataError;
 use crate::picture::Picture;
-use crate::recipe::Layer;
+use crate::recipe::{Layer, Placement};
 use crate::resize::{Interpolation, resize};
+use std::sync::Arc;
 
 /// Fills the canvas and draws the layer's pictures.
 pub(super) fn draw(layer: &Layer, fetch: &Fetch, canvas: &mut Picture, failures: &mut Vec<LoadFailure>) {
@@ -14,16 +15,8 @@ pub(super) fn draw(layer: &Layer, fetch: &Fetch, canvas: &mut Picture, failures:
     canvas.data.clear();
     canvas.data.resize(pitch * h as usize, FILL);
     for placement in layer.placements.iter().filter(|p| !p.place.is_empty()) {
-        let entry = match fetch(placement.sample) {
-            Ok(entry) if [entry.width, entry.height] == placement.entry_wh => entry,
-            Ok(entry) => {
-                let reason = format!(
-                    "expected {}x{} after resizing, got {}x{}: the file changed since the scan",
-                    placement.entry_wh[0], placement.entry_wh[1], entry.width, entry.height
-                );
-                failures.push((placement.sample, DataError::Image { path: Default::default(), reason }));
-                continue;
-            }
+        let entry = match entry(placement, fetch) {
+            Ok(entry) => entry,
             Err(e) => {
                 failures.push((placement.sample, e));
                 continue;
@@ -45,6 +38,20 @@ pub(super) fn draw(layer: &Layer, fetch: &Fetch, canvas: &mut Picture, failures:
             canvas.data[y * pitch + x0 * 3..][..count].copy_from_slice(source);
         }
     }
+}
+
+/// The picture of a placement, at the size that it was drawn for.
+pub(crate) fn entry(placement: &Placement, fetch: &Fetch) -> Result<Arc<Picture>, DataError> {
+    let entry = fetch(placement.sample)?;
+    let (expected, found) = (placement.entry_wh, [entry.width, entry.height]);
+    if found == expected {
+        return Ok(entry);
+    }
+    let reason = format!(
+        "expected {}x{} after resizing, got {}x{}: the file changed since the scan",
+        expected[0], expected[1], found[0], found[1]
+    );
+    Err(DataError::Image { path: Default::default(), reason })
 }
 
 /// Copy-paste: each pixel whose mirror image lies in one of the outlines takes the mirrored canvas's colour.

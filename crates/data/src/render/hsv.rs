@@ -55,8 +55,8 @@ pub fn hsv_to_rgb([h, s, v]: [u8; 3]) -> [u8; 3] {
     }
 }
 
-/// Multiplies hue (modulo 180), saturation and value (clipped) of RGB pixels through 8-bit tables.
-pub fn scale_hsv(pixels: &mut [u8], gains: [f64; 3]) {
+/// What hue (modulo 180), saturation and value (clipped) become when they are multiplied.
+pub fn hsv_tables(gains: [f64; 3]) -> [[u8; 256]; 3] {
     let mut tables = [[0u8; 256]; 3];
     for i in 0..256 {
         let scaled = gains.map(|g| i as f64 * g);
@@ -64,6 +64,12 @@ pub fn scale_hsv(pixels: &mut [u8], gains: [f64; 3]) {
         tables[1][i] = scaled[1].clamp(0.0, 255.0) as u8;
         tables[2][i] = scaled[2].clamp(0.0, 255.0) as u8;
     }
+    tables
+}
+
+/// Multiplies hue (modulo 180), saturation and value (clipped) of RGB pixels through 8-bit tables.
+pub fn scale_hsv(pixels: &mut [u8], gains: [f64; 3]) {
+    let tables = hsv_tables(gains);
     for pixel in pixels.as_chunks_mut::<3>().0 {
         let [h, s, v] = rgb_to_hsv(*pixel);
         *pixel = hsv_to_rgb([tables[0][h as usize], tables[1][s as usize], tables[2][v as usize]]);

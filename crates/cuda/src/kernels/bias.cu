@@ -58,23 +58,24 @@ template <typename T, bool SMOOTH> __device__ __forceinline__ void bias(const Bi
 
 struct BiasGradArgs {
     View dy;
-    Sweep sweep; // results: sums
+    Sums sums; // results: sums
     u64 gradient;
 };
 
 template <typename T> __device__ __forceinline__ void bias_grad(const BiasGradArgs& a) {
     extern __shared__ uint4 room[];
-    const Sweep& s = a.sweep;
-    Share share(s, a.dy.c);
+    const Sweep& s = a.sums.sweep;
+    Share share(s, pixels_of(a.dy), a.dy.c);
     float mine[1][8], sums[1];
 #pragma unroll
     for (int i = 0; i < 8; i++) mine[0][i] = 0.0f;
     if (share.inside) {
-        u32 pixels = pixels_of(a.dy), next = share.first;
-        constexpr u32 U = Ring<T, 1>::DEPTH;
-        Ring<T, 1> ring(room);
+        u32 next = share.first;
+        using Place = Ring<T, 1, SUMMING>;
+        constexpr u32 U = Place::DEPTH;
+        Place ring(room);
         auto request = [&](u32 place) {
-            if (next < pixels) ring.request(place, 0, at<T>(a.dy, next, share.channel()));
+            if (next < share.end) ring.request(place, 0, at<T>(a.dy, next, share.channel()));
             end_group();
             next += share.step;
         };
@@ -82,7 +83,7 @@ template <typename T> __device__ __forceinline__ void bias_grad(const BiasGradAr
         for (u32 u = 0; u < U; u++) request(u);
         u32 place = 0;
 #pragma unroll 2
-        for (u32 p = share.first; p < pixels; p += share.step) {
+        for (u32 p = share.first; p < share.end; p += share.step) {
             wait_groups<U - 1>();
             float v[8];
             ring.read(place, 0, v);
@@ -93,11 +94,11 @@ template <typename T> __device__ __forceinline__ void bias_grad(const BiasGradAr
         }
     }
     block_sums(s, mine, sums, room);
-    write_results(s, share, sums);
-    if (!last_of_group(s, share.group)) return;
+    write_results(a.sums, share, sums);
+    if (!last_of_group(a.sums, share.group)) return;
 
     double total[1];
-    group_sums(s, share.group, total, room, [](u32, const float(&v)[1][4], double(&to)[1][4]) {
+    group_sums(a.sums, share.group, total, room, [](u32, const float(&v)[1][4], double(&to)[1][4]) {
 #pragma unroll
         for (int i = 0; i < 4; i++) to[0][i] += double(v[0][i]);
     });
@@ -109,5 +110,5 @@ template <typename T> __device__ __forceinline__ void bias_grad(const BiasGradAr
 #define DEFINE(T, S) \
     extern "C" __global__ void __launch_bounds__(256) bias_silu_##S(BiasArgs a) { bias<T, true>(a); } \
     extern "C" __global__ void __launch_bounds__(256) bias_leaky_##S(BiasArgs a) { bias<T, false>(a); } \
-    extern "C" __global__ void __launch_bounds__(SWEEP) bias_grad_##S(BiasGradArgs a) { bias_grad<T>(a); }
+    extern "C" __global__ void __launch_bounds__(SUMMING) bias_grad_##S(BiasGradArgs a) { bias_grad<T>(a); }
 EACH_TYPE(DEFINE)

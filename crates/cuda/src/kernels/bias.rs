@@ -2,7 +2,7 @@
 
 use super::bn::family;
 use super::compiler::Source;
-use super::sums::{RawSweep, Sums, Sweep};
+use super::sums::{RawSums, Sums};
 use super::tiling::{Cover, Tiling, Typed, expect, expect_views};
 use super::{Module, RawView, sums_source};
 use crate::device::Gpu;
@@ -26,7 +26,7 @@ struct Args {
 #[derive(Clone, Copy)]
 struct GradArgs {
     dy: RawView,
-    sweep: RawSweep,
+    sums: RawSums,
     gradient: u64,
 }
 
@@ -73,7 +73,7 @@ impl Bias {
 
     /// Bytes of scratch of [`Self::gradient`] for so many pixels and physical channels.
     pub fn scratch(pixels: usize, channels: usize) -> usize {
-        Sweep::new(pixels, channels).scratch(1)
+        Sums::scratch(pixels, channels, 1)
     }
 
     /// Adds the sums of dy over all pixels to the float32 vector at `gradient`.
@@ -85,9 +85,9 @@ impl Bias {
     /// All operands are device memory of their extents; `scratch` has [`Self::scratch`] bytes and is aligned to 16.
     pub unsafe fn gradient(&self, dy: View, gradient: u64, scratch: u64) -> Result<()> {
         expect_views("bias_grad", &[dy])?;
-        let sweep = Sweep::new(dy.pixels(), dy.c);
-        let args = GradArgs { dy: dy.into(), sweep: self.sums.raw("bias_grad", &sweep, scratch)?, gradient };
+        let sums = self.sums.raw("bias_grad", dy.pixels(), dy.c, scratch)?;
+        let args = GradArgs { dy: dy.into(), sums, gradient };
         // SAFETY: the caller's promise; the struct is the kernel's.
-        unsafe { Sums::launch(self.gradient.of(dy.format), &sweep, 1, dy.pixels(), &args) }
+        unsafe { sums.launch(self.gradient.of(dy.format), dy.pixels(), 1, &args) }
     }
 }

@@ -11,7 +11,7 @@
 struct BnReduceArgs {
     View dy;
     Branch branches[2];
-    Sweep sweep; // results: the sum of dz, and each branch's
+    Sums sums; // results: the sum of dz, and each branch's
     u64 s1;
     u64 s2[2];
     // Places in the flat gradient, each 0 for none.
@@ -23,7 +23,7 @@ struct BnReduceArgs {
 template <typename T, bool SMOOTH, int BRANCHES>
 __device__ __forceinline__ void gradient_sums(const BnReduceArgs& a, const Share& share,
                                               float (&sums)[1 + BRANCHES][8], uint4* room) {
-    u32 pixels = pixels_of(a.dy), c = share.channel(), p = share.first;
+    u32 c = share.channel(), p = share.first;
     auto take = [&](const Constants<BRANCHES>& k, const float(&g)[8], float(&d)[BRANCHES][8]) {
 #pragma unroll
         for (int i = 0; i < 8; i++) {
@@ -39,12 +39,12 @@ __device__ __forceinline__ void gradient_sums(const BnReduceArgs& a, const Share
             for (int b = 0; b < BRANCHES; b++) sums[1 + b][i] = fmaf(dz, d[b][i], sums[1 + b][i]);
         }
     };
-    using Place = Ring<T, 1 + BRANCHES>;
+    using Place = Ring<T, 1 + BRANCHES, SUMMING>;
     constexpr u32 U = Place::DEPTH;
     Place ring(room);
     u32 next = p;
     auto request = [&](u32 place) {
-        if (next < pixels) {
+        if (next < share.end) {
             ring.request(place, 0, at<T>(a.dy, next, c));
 #pragma unroll
             for (int b = 0; b < BRANCHES; b++) ring.request(place, 1 + b, at<T>(a.branches[b].x, next, c));
@@ -58,7 +58,7 @@ __device__ __forceinline__ void gradient_sums(const BnReduceArgs& a, const Share
     Constants<BRANCHES> k(a.branches, c, a.eps);
     // Places are counted at run time: unrolled over all of them, it takes more registers.
 #pragma unroll 1
-    for (u32 place = 0; p < pixels; p += share.step) {
+    for (u32 place = 0; p < share.end; p += share.step) {
         wait_groups<U - 1>();
         float g[8], d[BRANCHES][8];
         ring.read(place, 0, g);
@@ -74,8 +74,8 @@ template <typename T, bool SMOOTH, int BRANCHES>
 __device__ __forceinline__ void bn_reduce(const BnReduceArgs& a) {
     constexpr int COUNT = 1 + BRANCHES;
     extern __shared__ uint4 room[];
-    const Sweep& s = a.sweep;
-    Share share(s, a.dy.c);
+    const Sweep& s = a.sums.sweep;
+    Share share(s, pixels_of(a.dy), a.dy.c);
     float mine[COUNT][8], sums[COUNT];
 #pragma unroll
     for (int k = 0; k < COUNT; k++)
@@ -83,11 +83,11 @@ __device__ __forceinline__ void bn_reduce(const BnReduceArgs& a) {
         for (int i = 0; i < 8; i++) mine[k][i] = 0.0f;
     if (share.inside) gradient_sums<T, SMOOTH, BRANCHES>(a, share, mine, room);
     block_sums(s, mine, sums, room);
-    write_results(s, share, sums);
-    if (!last_of_group(s, share.group)) return;
+    write_results(a.sums, share, sums);
+    if (!last_of_group(a.sums, share.group)) return;
 
     double total[COUNT];
-    group_sums(s, share.group, total, room, [](u32, const float(&v)[COUNT][4], double(&to)[COUNT][4]) {
+    group_sums(a.sums, share.group, total, room, [](u32, const float(&v)[COUNT][4], double(&to)[COUNT][4]) {
 #pragma unroll
         for (int k = 0; k < COUNT; k++)
 #pragma unroll
@@ -108,7 +108,7 @@ __device__ __forceinline__ void bn_reduce(const BnReduceArgs& a) {
 }
 
 #define DEFINE(T, S, SMOOTH, NAME, BRANCHES) \
-    extern "C" __global__ void __launch_bounds__(SWEEP) bn_reduce_##NAME##_##BRANCHES##_##S(BnReduceArgs a) { \
+    extern "C" __global__ void __launch_bounds__(SUMMING) bn_reduce_##NAME##_##BRANCHES##_##S(BnReduceArgs a) { \
         bn_reduce<T, SMOOTH, BRANCHES>(a); \
     }
 EACH_TYPE_AND_FORM(DEFINE)

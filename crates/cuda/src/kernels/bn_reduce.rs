@@ -2,7 +2,7 @@
 
 use super::bn::{Branch, Forms, RawBranch, expect_branches, family, raw};
 use super::compiler::Source;
-use super::sums::{RawSweep, Sums, Sweep};
+use super::sums::{RawSums, Sums};
 use super::tiling::expect;
 use super::{Module, RawView, bn_sums_source};
 use crate::device::Gpu;
@@ -17,7 +17,7 @@ pub(super) const SOURCE: Source = bn_sums_source!("bn_reduce.cu");
 struct Args {
     dy: RawView,
     branches: [RawBranch; 2],
-    sweep: RawSweep,
+    sums: RawSums,
     s1: u64,
     s2: [u64; 2],
     gamma_grad: [u64; 2],
@@ -58,7 +58,7 @@ impl BnReduce {
 
     /// Bytes of scratch for so many pixels, physical channels and branches.
     pub fn scratch(pixels: usize, channels: usize, branches: usize) -> usize {
-        Sweep::new(pixels, channels).scratch(1 + branches)
+        Sums::scratch(pixels, channels, 1 + branches)
     }
 
     /// Writes `s1 = sum dz` and each branch's sums, with `dz = dy * act'(z)`.
@@ -80,13 +80,13 @@ impl BnReduce {
     ) -> Result<()> {
         expect_branches("bn_reduce", branches, [dy])?;
         expect("bn_reduce", sums.len() == branches.len(), || format!("{} sums", sums.len()))?;
-        let sweep = Sweep::new(dy.pixels(), dy.c);
+        let raw_sums = self.sums.raw("bn_reduce", dy.pixels(), dy.c, scratch)?;
         let (family, slope) = family(act);
         let of = |f: &dyn Fn(usize) -> u64| [f(0), f(branches.len() - 1)];
         let args = Args {
             dy: dy.into(),
             branches: raw(branches),
-            sweep: self.sums.raw("bn_reduce", &sweep, scratch)?,
+            sums: raw_sums,
             s1,
             s2: of(&|b| sums[b].s2),
             gamma_grad: of(&|b| sums[b].gamma_grad.unwrap_or(0)),
@@ -96,6 +96,6 @@ impl BnReduce {
         };
         let kernel = self.kernels.of(family, branches.len()).of(dy.format);
         // SAFETY: the caller's promise; the struct is the kernel's.
-        unsafe { Sums::launch(kernel, &sweep, 1 + branches.len(), dy.pixels(), &args) }
+        unsafe { raw_sums.launch(kernel, dy.pixels(), 1 + branches.len(), &args) }
     }
 }

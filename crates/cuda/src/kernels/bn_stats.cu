@@ -9,7 +9,7 @@
 
 struct BnStatsArgs {
     View x;
-    Sweep sweep; // results: means and M2
+    Sums sums; // results: means and M2
     u64 mean, var;
 };
 
@@ -17,15 +17,16 @@ struct BnStatsArgs {
 template <typename T>
 __device__ __forceinline__ void shifted_sums(const BnStatsArgs& a, const Share& share, const float (&shift)[8],
                                              float (&sums)[2][8], uint4* room) {
-    u32 pixels = pixels_of(a.x), p = share.first;
+    u32 p = share.first;
     // The next pixel to load, and its address.
     u32 next = p;
     const T* from = at<T>(a.x, p, share.channel());
     u64 stride = u64(share.step) * a.x.pitch;
-    Ring<T, 1> ring(room);
-    constexpr u32 U = Ring<T, 1>::DEPTH;
+    using Place = Ring<T, 1, SUMMING>;
+    constexpr u32 U = Place::DEPTH;
+    Place ring(room);
     auto request = [&](u32 u) {
-        if (next < pixels) ring.request(u, 0, from);
+        if (next < share.end) ring.request(u, 0, from);
         end_group();
         next += share.step;
         from += stride;
@@ -33,7 +34,7 @@ __device__ __forceinline__ void shifted_sums(const BnStatsArgs& a, const Share& 
 #pragma unroll
     for (u32 u = 0; u < U; u++) request(u);
 #pragma unroll 2
-    for (u32 place = 0; p < pixels; p += share.step) {
+    for (u32 place = 0; p < share.end; p += share.step) {
         wait_groups<U - 1>();
         float v[8];
         ring.read(place, 0, v);
@@ -51,9 +52,9 @@ __device__ __forceinline__ void shifted_sums(const BnStatsArgs& a, const Share& 
 template <typename T> __device__ __forceinline__ void bn_stats(const BnStatsArgs& a) {
     extern __shared__ uint4 room[];
     __shared__ float shifts[64];
-    const Sweep& s = a.sweep;
-    Share share(s, a.x.c);
+    const Sweep& s = a.sums.sweep;
     u32 pixels = pixels_of(a.x), me = threadIdx.x;
+    Share share(s, pixels, a.x.c);
     float mine[2][8], shift[8];
 #pragma unroll
     for (int i = 0; i < 8; i++) mine[0][i] = mine[1][i] = shift[i] = 0.0f;
@@ -74,15 +75,15 @@ template <typename T> __device__ __forceinline__ void bn_stats(const BnStatsArgs
         float m2 = fmaf(-d, sums[0], sums[1]);
         results[1] = m2 < 0.0f ? 0.0f : m2;
     }
-    write_results(s, share, results);
-    if (!last_of_group(s, share.group)) return;
+    write_results(a.sums, share, results);
+    if (!last_of_group(a.sums, share.group)) return;
 
     // Distances of the means from that of the first block.
-    const float4* first = results_of(s, share.group, 0, 2);
+    const float4* first = results_of(a.sums, share.group, 0, 2);
     float base[4];
     read_results(first + me % (2 * s.tile), base);
     double total[2];
-    group_sums(s, share.group, total, room, [&](u32 chunk, const float(&v)[2][4], double(&to)[2][4]) {
+    group_sums(a.sums, share.group, total, room, [&](u32 chunk, const float(&v)[2][4], double(&to)[2][4]) {
         double n = pixels_of_chunk(s, pixels, chunk);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -101,5 +102,5 @@ template <typename T> __device__ __forceinline__ void bn_stats(const BnStatsArgs
 }
 
 #define DEFINE(T, S) \
-    extern "C" __global__ void __launch_bounds__(SWEEP) bn_stats_##S(BnStatsArgs a) { bn_stats<T>(a); }
+    extern "C" __global__ void __launch_bounds__(SUMMING) bn_stats_##S(BnStatsArgs a) { bn_stats<T>(a); }
 EACH_TYPE(DEFINE)

@@ -1,7 +1,7 @@
 //! Mean and variance of each channel.
 
 use super::compiler::Source;
-use super::sums::{RawSweep, Sums, Sweep};
+use super::sums::{RawSums, Sums};
 use super::tiling::{Typed, expect_views};
 use super::{Module, RawView, sums_source};
 use crate::device::Gpu;
@@ -14,7 +14,7 @@ pub(super) const SOURCE: Source = sums_source!("bn_stats.cu");
 #[derive(Clone, Copy)]
 struct Args {
     x: RawView,
-    sweep: RawSweep,
+    sums: RawSums,
     mean: u64,
     var: u64,
 }
@@ -37,7 +37,7 @@ impl BnStats {
 
     /// Bytes of scratch for so many pixels and physical channels.
     pub fn scratch(pixels: usize, channels: usize) -> usize {
-        Sweep::new(pixels, channels).scratch(2)
+        Sums::scratch(pixels, channels, 2)
     }
 
     /// Writes mean and biased variance of each of x's channels, float32 at `mean` and `var`.
@@ -50,9 +50,9 @@ impl BnStats {
     /// aligned to 16.
     pub unsafe fn run(&self, x: View, mean: u64, var: u64, scratch: u64) -> Result<()> {
         expect_views("bn_stats", &[x])?;
-        let sweep = Sweep::new(x.pixels(), x.c);
-        let args = Args { x: x.into(), sweep: self.sums.raw("bn_stats", &sweep, scratch)?, mean, var };
+        let sums = self.sums.raw("bn_stats", x.pixels(), x.c, scratch)?;
+        let args = Args { x: x.into(), sums, mean, var };
         // SAFETY: the caller's promise; the struct is the kernel's.
-        unsafe { Sums::launch(self.kernel.of(x.format), &sweep, 1, x.pixels(), &args) }
+        unsafe { sums.launch(self.kernel.of(x.format), x.pixels(), 1, &args) }
     }
 }

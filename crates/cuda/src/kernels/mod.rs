@@ -26,6 +26,7 @@ pub mod own_conv;
 mod resize;
 mod running_stats;
 mod sums;
+mod sweep;
 mod tiling;
 
 pub use activation::Activate;
@@ -75,7 +76,7 @@ macro_rules! channels_source {
 /// A source that sums over pixels.
 macro_rules! sums_source {
     ($file:literal) => {
-        $crate::kernels::source_after!($file, "tiles.cuh", "sums.cuh")
+        $crate::kernels::source_after!($file, "tiles.cuh", "sweep.cuh", "sums.cuh")
     };
 }
 
@@ -89,14 +90,14 @@ macro_rules! pool_source {
 /// A source over batch norms.
 macro_rules! bn_source {
     ($file:literal) => {
-        $crate::kernels::source_after!($file, "tiles.cuh", "bn.cuh")
+        $crate::kernels::source_after!($file, "tiles.cuh", "sweep.cuh", "bn.cuh")
     };
 }
 
 /// A source over batch norms that sums over pixels.
 macro_rules! bn_sums_source {
     ($file:literal) => {
-        $crate::kernels::source_after!($file, "tiles.cuh", "sums.cuh", "bn.cuh")
+        $crate::kernels::source_after!($file, "tiles.cuh", "sweep.cuh", "sums.cuh", "bn.cuh")
     };
 }
 

@@ -1,71 +1,23 @@
-// Sums over the pixels of each channel, in one launch and one order. Comes after tiles.cuh.
+// Sums over the pixels of each channel, in one launch and one order. Comes after sweep.cuh.
 //
 // The channels are cut into groups of at most 64. The blocks of a group, for all groups one for each multiprocessor of
-// the largest cards, sweep over the pixels together: what they read at one time lies side by side and moves through the
-// memory in one direction. Each block writes what it has; the last one to do so combines that of all, by their index,
-// in float64. Who is last is found by a counter, which ends at the zero that it began with.
+// the largest cards, sweep over the pixels. Each writes what it has; the last one to do so combines that of all, by
+// their index, in float64. Who is last is found by a counter, which ends at the zero that it began with.
 
-// How a grid sweeps; mirrors sums.rs.
-struct Sweep {
-    u32 tile;   // eights of channels of a group, at most 8
-    u32 rows;   // pixels that a block handles at once; the other threads only help to combine
-    u32 chunks; // blocks of a group
-    u32 groups;
+// Mirrors sums.rs.
+struct Sums {
+    Sweep sweep;
     u64 partials; // groups x chunks x results x tile * 8 floats
     u64 counters; // one a group: blocks that are done
 };
 // Threads of a block.
-static constexpr u32 SWEEP = 512;
+static constexpr u32 SUMMING = 512;
 
-// A thread's share.
-struct Share {
-    u32 group, chunk, row;
-    u32 eight;       // which eight channels
-    bool inside;     // false for threads without channels
-    u32 first, step; // pixels, in the order of the sweep
-    __device__ __forceinline__ Share(const Sweep& s, u32 channels) {
-        // Groups of the same pixels are neighbours in time.
-        chunk = blockIdx.x / s.groups;
-        group = blockIdx.x - chunk * s.groups;
-        row = threadIdx.x / s.tile;
-        eight = group * s.tile + threadIdx.x - row * s.tile;
-        inside = row < s.rows && eight * 8 < channels;
-        first = chunk * s.rows + row;
-        step = s.chunks * s.rows;
-    }
-    // First of its eight channels.
-    __device__ __forceinline__ u32 channel() const { return eight * 8; }
-};
 // Pixels of a block's share, in all at least one.
 __device__ __forceinline__ u32 pixels_of_chunk(const Sweep& s, u32 pixels, u32 chunk) {
     u32 step = s.chunks * s.rows, turns = pixels / step, first = chunk * s.rows, rest = pixels - turns * step;
     return turns * s.rows + (rest > first ? min(rest - first, s.rows) : 0);
 }
-
-// Pixels that a thread has in flight in dynamic shared memory, each of `OPERANDS` tensors: 64 KiB a block, or 96 of
-// three. A thread reads only what it copied itself, so that no barrier is needed.
-template <typename T, u32 OPERANDS> struct Ring {
-    static constexpr u32 WORDS = sizeof(Eight<T>) / 16;
-    static constexpr u32 DEPTH = (OPERANDS == 1 ? 8 : 4) / WORDS;
-    static constexpr u32 SIZE = DEPTH * OPERANDS * WORDS * SWEEP;
-    uint4* mine;
-    __device__ __forceinline__ explicit Ring(uint4* room) : mine(room + threadIdx.x) {}
-    __device__ __forceinline__ uint4* slot(u32 place, u32 operand) const {
-        return mine + (place * OPERANDS + operand) * WORDS * SWEEP;
-    }
-    __device__ __forceinline__ void request(u32 place, u32 operand, const T* from) const {
-        uint4* to = slot(place, operand);
-#pragma unroll
-        for (u32 w = 0; w < WORDS; w++) copy_async(to + w * SWEEP, reinterpret_cast<const uint4*>(from) + w);
-    }
-    __device__ __forceinline__ void read(u32 place, u32 operand, float (&v)[8]) const {
-        Eight<T> e;
-        uint4* words = reinterpret_cast<uint4*>(&e);
-#pragma unroll
-        for (u32 w = 0; w < WORDS; w++) words[w] = slot(place, operand)[w * SWEEP];
-        unpack(e, v);
-    }
-};
 
 // A group's results lie half by half: place h * 4 * tile + 4 * e + i has channel 8 * e + 4 * h + i of the group.
 __device__ __forceinline__ u32 channel_at(const Sweep& s, u32 group, u32 place) {
@@ -79,7 +31,7 @@ template <int COUNT>
 __device__ __forceinline__ void block_sums(const Sweep& s, const float (&mine)[COUNT][8], float (&sums)[COUNT],
                                            uint4* room) {
     // The gap between planes keeps threads of a warp that read two of them out of each other's banks.
-    constexpr u32 PLANE = SWEEP + 4;
+    constexpr u32 PLANE = SUMMING + 4;
     u32 me = threadIdx.x;
     __syncthreads();
 #pragma unroll
@@ -90,7 +42,7 @@ __device__ __forceinline__ void block_sums(const Sweep& s, const float (&mine)[C
     }
     __syncthreads();
     // Each lane sums every `lanes`-th row of a place.
-    u32 width = 4 * s.tile, places = 2 * COUNT * width, lanes = SWEEP / places, lane = me / places;
+    u32 width = 4 * s.tile, places = 2 * COUNT * width, lanes = SUMMING / places, lane = me / places;
     float* parts = reinterpret_cast<float*>(room + 2 * COUNT * PLANE);
     if (lane < lanes) {
         u32 place = me - lane * places, plane = place / width;
@@ -111,22 +63,23 @@ __device__ __forceinline__ void block_sums(const Sweep& s, const float (&mine)[C
 
 // Writes a block's results, those of a place by its thread.
 template <int COUNT>
-__device__ __forceinline__ void write_results(const Sweep& s, const Share& share, const float (&results)[COUNT]) {
-    u32 width = 8 * s.tile;
+__device__ __forceinline__ void write_results(const Sums& s, const Share& share, const float (&results)[COUNT]) {
+    u32 width = 8 * s.sweep.tile;
     if (threadIdx.x >= width) return;
-    float* to = reinterpret_cast<float*>(s.partials) + (u64(share.group) * s.chunks + share.chunk) * COUNT * width;
+    u64 block = u64(share.group) * s.sweep.chunks + share.chunk;
+    float* to = reinterpret_cast<float*>(s.partials) + block * COUNT * width;
 #pragma unroll
     for (int k = 0; k < COUNT; k++) to[k * width + threadIdx.x] = results[k];
 }
 
 // True in the last of a group's blocks, which sees what all of them have written. All threads call it.
-__device__ __forceinline__ bool last_of_group(const Sweep& s, u32 group) {
+__device__ __forceinline__ bool last_of_group(const Sums& s, u32 group) {
     __shared__ bool last;
     __syncthreads();
     if (threadIdx.x == 0) {
         u32* counter = reinterpret_cast<u32*>(s.counters) + group;
         __threadfence();
-        last = atomicAdd(counter, 1u) + 1 == s.chunks;
+        last = atomicAdd(counter, 1u) + 1 == s.sweep.chunks;
         if (last) *counter = 0;
         __threadfence();
     }
@@ -142,16 +95,17 @@ __device__ __forceinline__ void read_results(const float4* from, float (&v)[4]) 
     v[2] = q.z;
     v[3] = q.w;
 }
-__device__ __forceinline__ const float4* results_of(const Sweep& s, u32 group, u32 chunk, u32 count) {
-    return reinterpret_cast<const float4*>(s.partials) + (u64(group) * s.chunks + chunk) * count * 2 * s.tile;
+__device__ __forceinline__ const float4* results_of(const Sums& s, u32 group, u32 chunk, u32 count) {
+    u64 block = u64(group) * s.sweep.chunks + chunk;
+    return reinterpret_cast<const float4*>(s.partials) + block * count * 2 * s.sweep.tile;
 }
 
 // Adds up what `take(chunk, results, sums)` adds to the sums of four places, over a group's blocks. All threads call
 // it; threads 4 * place get the sums of a place, in the order of the blocks and their lanes.
 template <int COUNT, typename Take>
-__device__ __forceinline__ void group_sums(const Sweep& s, u32 group, double (&sums)[COUNT], uint4* room, Take take) {
+__device__ __forceinline__ void group_sums(const Sums& s, u32 group, double (&sums)[COUNT], uint4* room, Take take) {
     constexpr u32 LOADS = 5, MOST_LANES = 32;
-    u32 me = threadIdx.x, quads = 2 * s.tile, lanes = min(SWEEP / quads, MOST_LANES), lane = me / quads;
+    u32 me = threadIdx.x, quads = 2 * s.sweep.tile, lanes = min(SUMMING / quads, MOST_LANES), lane = me / quads;
     u32 quad = me - lane * quads, places = 4 * quads, pitch = COUNT * places + 4;
     double* parts = reinterpret_cast<double*>(room);
     if (lane < lanes) {
@@ -160,19 +114,19 @@ __device__ __forceinline__ void group_sums(const Sweep& s, u32 group, double (&s
         for (int k = 0; k < COUNT; k++)
 #pragma unroll
             for (int i = 0; i < 4; i++) four[k][i] = 0.0;
-        for (u32 chunk = lane; chunk < s.chunks; chunk += LOADS * lanes) {
+        for (u32 chunk = lane; chunk < s.sweep.chunks; chunk += LOADS * lanes) {
             float v[LOADS][COUNT][4];
 #pragma unroll
             for (u32 l = 0; l < LOADS; l++) {
                 u32 c = chunk + l * lanes;
-                if (c >= s.chunks) continue;
+                if (c >= s.sweep.chunks) continue;
 #pragma unroll
                 for (int k = 0; k < COUNT; k++)
                     read_results(results_of(s, group, c, COUNT) + k * quads + quad, v[l][k]);
             }
 #pragma unroll
             for (u32 l = 0; l < LOADS; l++)
-                if (chunk + l * lanes < s.chunks) take(chunk + l * lanes, v[l], four);
+                if (chunk + l * lanes < s.sweep.chunks) take(chunk + l * lanes, v[l], four);
         }
 #pragma unroll
         for (int k = 0; k < COUNT; k++)

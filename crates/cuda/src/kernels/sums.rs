@@ -2,65 +2,23 @@
 //! every card.
 
 use super::Function;
+use super::sweep::{EIGHT, Sweep, allow_shared, ring};
 use super::tiling::{Typed, expect};
 use crate::device::{Buffer, Gpu};
 use crate::error::Result;
-use crate::view::Format;
 
-/// Threads of a block: `SWEEP` of sums.cuh.
+/// Threads of a block: `SUMMING` of sums.cuh.
 const THREADS: usize = 512;
-/// Blocks of a launch, about: one for each multiprocessor of the largest cards, so that all run at once there.
-const BLOCKS: usize = 132;
-/// Channels a thread works on, and eights of channels of a group.
-const EIGHT: usize = 8;
-const TILE: usize = 8;
 /// Groups of channels, at most.
 const MOST_GROUPS: usize = 1024;
 
-/// A launch over a tensor.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Sweep {
-    tile: usize,
-    rows: usize,
-    chunks: usize,
-    groups: usize,
-}
-
-/// `Sweep` of sums.cuh.
+/// `Sums` of sums.cuh.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct RawSweep {
-    tile: u32,
-    rows: u32,
-    chunks: u32,
-    groups: u32,
+pub(super) struct RawSums {
+    sweep: Sweep,
     partials: u64,
     counters: u64,
-}
-
-impl Sweep {
-    /// Over so many pixels and physical channels.
-    pub fn new(pixels: usize, channels: usize) -> Self {
-        let eights = (channels / EIGHT).max(1);
-        // Groups of one size, but for the last.
-        let tile = eights.div_ceil(eights.div_ceil(TILE));
-        let groups = eights.div_ceil(tile);
-        let rows = THREADS / tile;
-        // Each block has a pixel.
-        let chunks = (BLOCKS / groups).clamp(1, pixels.div_ceil(rows).max(1));
-        Self { tile, rows, chunks, groups }
-    }
-
-    /// Bytes of scratch for so many results of each channel.
-    pub fn scratch(&self, results: usize) -> usize {
-        self.groups * self.chunks * results * self.tile * EIGHT * 4
-    }
-}
-
-/// Bytes of shared memory of a block that sums so many operands: `Ring::SIZE` of sums.cuh, in which all else fits.
-fn shared(operands: usize) -> usize {
-    let in_flight = if operands == 1 { 8 } else { 4 * operands };
-    in_flight * THREADS * 16
 }
 
 /// What launches need beside the kernel: counters of blocks that are done, zero between launches. They are not in
@@ -82,63 +40,61 @@ impl Sums {
     /// # Errors
     /// More than the card has.
     pub fn allow(kernels: &Typed, operands: usize) -> Result<()> {
-        [Format::F32, Format::Bf16, Format::F16]
-            .into_iter()
-            .try_for_each(|format| kernels.of(format).allow_shared(shared(operands) as u32))
+        allow_shared(kernels, shared(operands))
     }
 
-    /// The sweep as kernels take it, with its results in `scratch`.
+    /// Bytes of scratch for so many pixels, physical channels and results of each channel.
+    pub fn scratch(pixels: usize, channels: usize, results: usize) -> usize {
+        let s = Sweep::sum(pixels, channels, THREADS);
+        [s.groups, s.chunks, s.tile].iter().map(|&n| n as usize).product::<usize>() * results * EIGHT * 4
+    }
+
+    /// The sums over so many pixels and physical channels as kernels take them, with their results in `scratch`.
     ///
     /// # Errors
     /// More channels than there are counters for.
-    pub fn raw(&self, kernel: &'static str, sweep: &Sweep, scratch: u64) -> Result<RawSweep> {
-        let Sweep { tile, rows, chunks, groups } = *sweep;
-        expect(kernel, groups <= MOST_GROUPS, || format!("{} channels", groups * tile * EIGHT))?;
-        let [tile, rows, chunks, groups] = [tile, rows, chunks, groups].map(|n| n as u32);
-        Ok(RawSweep { tile, rows, chunks, groups, partials: scratch, counters: self.counters.address() })
+    pub fn raw(&self, kernel: &'static str, pixels: usize, channels: usize, scratch: u64) -> Result<RawSums> {
+        let sweep = Sweep::sum(pixels, channels, THREADS);
+        expect(kernel, sweep.groups as usize <= MOST_GROUPS, || format!("{channels} channels"))?;
+        Ok(RawSums { sweep, partials: scratch, counters: self.counters.address() })
     }
+}
 
+impl RawSums {
     /// Launches a kernel that sums so many operands. Of no pixels it launches nothing.
     ///
     /// # Errors
     /// What the driver says.
     ///
     /// # Safety
-    /// As [`Function::launch`]; the argument has the sweep as [`Self::raw`] made it, and `scratch` the sweep's bytes.
+    /// As [`Function::launch`]; the argument has these sums, whose scratch has [`Sums::scratch`] bytes.
     pub unsafe fn launch<P: Copy>(
+        &self,
         kernel: &Function,
-        sweep: &Sweep,
-        operands: usize,
         pixels: usize,
+        operands: usize,
         argument: &P,
     ) -> Result<()> {
-        let blocks = if pixels == 0 { 0 } else { sweep.groups * sweep.chunks };
+        let grid = [self.sweep.blocks(pixels) as u32, 1, 1];
         // SAFETY: the caller's promise.
-        unsafe { kernel.launch([blocks as u32, 1, 1], [THREADS as u32, 1, 1], shared(operands) as u32, argument) }
+        unsafe { kernel.launch(grid, [THREADS as u32, 1, 1], shared(operands) as u32, argument) }
     }
+}
+
+/// Bytes of shared memory of a block that sums so many operands: those in flight, where all else fits too.
+fn shared(operands: usize) -> usize {
+    ring(operands, THREADS)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sweeps_hold_every_channel_once_and_each_block_has_a_pixel() {
-        for channels in [8, 16, 24, 32, 48, 64, 72, 80, 96, 128, 184, 192, 224, 512, 1032, 2048, 8448, 65_536] {
-            for pixels in [1, 7, 400, 5_000, 25_600, 102_400, 1_638_400] {
-                let s = Sweep::new(pixels, channels);
-                assert!(s.tile <= TILE && s.rows * s.tile <= THREADS && s.groups <= MOST_GROUPS);
-                assert!(s.groups * s.tile * EIGHT >= channels && (s.groups - 1) * s.tile * EIGHT < channels);
-                assert!((s.chunks - 1) * s.rows < pixels, "{channels} {pixels}: {s:?}");
-                assert!(s.groups * s.chunks <= BLOCKS.max(s.groups));
-            }
-        }
-    }
+    use crate::kernels::sweep::SUM_TILE;
 
     #[test]
     fn sums_of_a_block_and_of_a_group_fit_where_the_ring_was() {
         for (operands, results) in [(1, 1), (1, 2), (2, 2), (3, 3)] {
-            for tile in 1..=TILE {
+            for tile in 1..=SUM_TILE {
                 // Planes with their gaps and a word a thread; then float64 of 32 lanes with theirs.
                 let block = (2 * results * (THREADS + 4)) * 16 + THREADS * 4;
                 let group = (THREADS / (2 * tile)).min(32) * (results * tile * EIGHT + 4) * 8;
@@ -147,7 +103,7 @@ mod tests {
                 assert!(results * tile * EIGHT <= THREADS);
             }
             // What every served card lets a block have.
-            assert!(shared(operands) + 1024 <= 99 << 10);
+            assert!(shared(operands) + 2048 <= 99 << 10);
         }
     }
 }

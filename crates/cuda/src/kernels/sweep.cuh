@@ -1,7 +1,9 @@
 // How a grid sweeps over the pixels of a tensor, and what its threads have in flight meanwhile. Comes after tiles.cuh.
 //
 // The blocks that run at once read pixels that lie side by side, and go through memory together in one direction: what
-// was read last is what the cache still has when the sweep ends.
+// was read last is what the second-level cache still has when the sweep ends. So the next sweep over the same tensors
+// begins there and goes the other way: convolutions write from the first pixel to the last, statistics begin at the
+// last, outputs at the first; sums of gradients begin at the first, gradients at the last.
 
 // Threads of a block that maps values.
 static constexpr u32 SWEEPING = 256;
@@ -49,10 +51,16 @@ template <typename T, u32 OPERANDS, u32 THREADS> struct Ring {
     __device__ __forceinline__ uint4* slot(u32 place, u32 operand) const {
         return mine + (place * OPERANDS + operand) * WORDS * THREADS;
     }
+    // LAST: nobody reads it again soon.
+    template <bool LAST = false>
     __device__ __forceinline__ void request(u32 place, u32 operand, const T* from) const {
         uint4* to = slot(place, operand);
+        const uint4* words = reinterpret_cast<const uint4*>(from);
 #pragma unroll
-        for (u32 w = 0; w < WORDS; w++) copy_async(to + w * THREADS, reinterpret_cast<const uint4*>(from) + w);
+        for (u32 w = 0; w < WORDS; w++) {
+            if (LAST) copy_async_last(to + w * THREADS, words + w);
+            else copy_async(to + w * THREADS, words + w);
+        }
     }
     __device__ __forceinline__ void read(u32 place, u32 operand, float (&v)[8]) const {
         Eight<T> e;

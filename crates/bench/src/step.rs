@@ -42,6 +42,8 @@ pub struct StepOptions {
     pub without_loss: bool,
     /// Records the launches of a step and repeats them as one, as training does.
     pub capture: bool,
+    /// How many ops of a recorded step may run side by side, 1 for one after the other; `None` for the usual number.
+    pub streams: Option<usize>,
     /// Times every op as well.
     pub profile: bool,
     pub seed: u64,
@@ -59,6 +61,7 @@ impl Default for StepOptions {
             device: "0".to_owned(),
             without_loss: false,
             capture: true,
+            streams: None,
             profile: false,
             seed: 0,
         }
@@ -91,6 +94,8 @@ pub struct StepReport {
     pub precision: &'static str,
     pub loss: bool,
     pub captured: bool,
+    /// Ops that may run side by side.
+    pub streams: usize,
     pub steps: usize,
     /// Seconds from options to the first step: compiling, allocating, choosing convolutions.
     pub preparation_s: f64,
@@ -246,6 +251,9 @@ impl Bench {
 /// A device that is not there, a model or size that does not fit, no memory, or what the device says.
 pub fn step(options: &StepOptions, tell: &mut dyn FnMut(usize, usize)) -> Result<StepReport, BenchError> {
     let target = Target::open(&options.device, options.numbers, true)?.captured(options.capture);
+    if let Some(streams) = options.streams {
+        target.set_streams(streams);
+    }
     if options.profile && matches!(target, Target::Cpu) {
         return Err(BenchError::ProfileOnCpu);
     }
@@ -283,6 +291,7 @@ pub fn step(options: &StepOptions, tell: &mut dyn FnMut(usize, usize)) -> Result
         _ => None,
     };
     let step_ms = Spread::of(steps);
+    let captured = options.capture && !matches!(target, Target::Cpu);
     let (state_bytes, used_bytes) = bench.memory()?;
     Ok(StepReport {
         device: target.name(),
@@ -291,7 +300,8 @@ pub fn step(options: &StepOptions, tell: &mut dyn FnMut(usize, usize)) -> Result
         batch: options.batch,
         precision: options.numbers.name(),
         loss: !options.without_loss,
-        captured: options.capture && !matches!(target, Target::Cpu),
+        captured,
+        streams: if captured { target.streams() } else { 1 },
         steps: timed,
         preparation_s,
         step_ms,

@@ -120,6 +120,21 @@ impl Target {
         }
     }
 
+    /// How many ops of a recorded plan may run side by side.
+    pub fn streams(&self) -> usize {
+        match self {
+            Self::Cpu => 1,
+            Self::Cuda { engine, .. } => engine.streams(),
+        }
+    }
+
+    /// Sets [`Self::streams`] for all that share the card's engine. The processor runs ops one after the other.
+    pub fn set_streams(&self, streams: usize) {
+        if let Self::Cuda { engine, .. } = self {
+            engine.set_streams(streams);
+        }
+    }
+
     /// Such as `NVIDIA H200`.
     pub fn name(&self) -> String {
         match self {

@@ -38,6 +38,10 @@ impl Backend for CudaBackend {
         format(Kind::Activation, precision).is_some_and(|format| conv::reads_bytes(shape.over_bytes(), format))
     }
 
+    fn runs_side_by_side(&self) -> bool {
+        true
+    }
+
     fn workspace(&self, op: &Op, graph: &Graph, precision: Precision) -> u64 {
         let extent = |id: TensorId| (graph.tensor(id).shape.pixels(), graph.tensor(id).map.physical());
         let own = match op {

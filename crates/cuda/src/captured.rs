@@ -1,9 +1,11 @@
-//! Launches recorded once and repeated as one: a CUDA graph costs the host some 100 us however many launches it holds.
+//! Launches recorded once and repeated as one: a CUDA graph costs the host some 100 us however many launches it holds,
+//! and runs side by side what does not wait for each other.
 
 use crate::device::Gpu;
 use crate::error::{CudaError, Result};
-use cudarc::driver::CudaGraph;
-use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use crate::schedule::Step;
+use cudarc::driver::sys::{self, CUgraphInstantiate_flags, CUgraphNode, CUstreamCaptureMode};
+use cudarc::driver::{CudaGraph, CudaStream};
 
 /// Graphs that are kept at most. Each costs memory on the card.
 const MOST: usize = 8;
@@ -24,6 +26,65 @@ pub(crate) fn capture(gpu: &Gpu, launch: impl FnOnce() -> Result<()>) -> Result<
     let graph = graph?.ok_or(CudaError::Capture)?;
     graph.upload()?;
     Ok(graph)
+}
+
+/// Records steps, each behind those that it waits for and behind nothing else. `launch` launches an op by its index.
+///
+/// One stream records all of them: before each step, the stream is told which nodes of the graph the next one follows.
+/// So libraries stay on the stream that their handles know, and lanes exist in the graph only. What waits for nothing,
+/// which is the first op of a plan, follows what was recorded before it.
+///
+/// # Errors
+/// As [`capture`].
+pub(crate) fn capture_steps(
+    gpu: &Gpu,
+    steps: &[Step],
+    mut launch: impl FnMut(usize) -> Result<()>,
+) -> Result<CudaGraph> {
+    // By op, the nodes that are over when it is.
+    let mut ends: Vec<Vec<CUgraphNode>> = vec![Vec::new(); steps.len()];
+    capture(gpu, || {
+        steps.iter().try_for_each(|step| {
+            let mut after: Vec<CUgraphNode> = step.waits.iter().flat_map(|&wait| ends[wait].iter().copied()).collect();
+            after.sort_unstable();
+            after.dedup();
+            if !after.is_empty() {
+                follow(gpu.stream(), &mut after)?;
+            }
+            launch(step.op)?;
+            ends[step.op] = followed(gpu.stream())?;
+            Ok(())
+        })
+    })
+}
+
+/// What is recorded next follows these nodes.
+fn follow(stream: &CudaStream, nodes: &mut [CUgraphNode]) -> Result<()> {
+    let flags = sys::CUstreamUpdateCaptureDependencies_flags_enum::CU_STREAM_SET_CAPTURE_DEPENDENCIES as u32;
+    let (at, count) = (nodes.as_mut_ptr(), nodes.len());
+    // SAFETY: nodes of the graph that the stream records, copied by the call; edges without annotations.
+    let status =
+        unsafe { sys::cuStreamUpdateCaptureDependencies_v2(stream.cu_stream(), at, std::ptr::null(), count, flags) };
+    Ok(status.result()?)
+}
+
+/// The nodes that what is recorded next would follow: the last ones of what was recorded.
+fn followed(stream: &CudaStream) -> Result<Vec<CUgraphNode>> {
+    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    let (mut nodes, mut count, none) = (std::ptr::null(), 0, std::ptr::null_mut());
+    // SAFETY: the call writes three values; null asks for no others.
+    unsafe {
+        let get = sys::cuStreamGetCaptureInfo_v3;
+        get(stream.cu_stream(), &mut status, none, none.cast(), &mut nodes, none.cast(), &mut count).result()?;
+    }
+    if status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE {
+        return Err(CudaError::Capture);
+    }
+    match count {
+        0 => Ok(Vec::new()),
+        // SAFETY: so many nodes, which stay there until the next call on this stream.
+        _ => Ok(unsafe { std::slice::from_raw_parts(nodes, count) }.to_vec()),
+    }
 }
 
 /// Which plans have graphs: those that were used last, by their number of uses and the time of the last one.

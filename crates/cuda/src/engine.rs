@@ -9,7 +9,8 @@ use crate::kernels::{
     Activate, Add, AveragePool, Bias, BnApply, BnBackward, BnReduce, BnStats, Commit, Copy, Decode, Fill, MaxPool, Nms,
     Normalize, Resize, RunningStats,
 };
-use std::cell::{Ref, RefCell, RefMut};
+use crate::schedule::STREAMS;
+use std::cell::{Cell, Ref, RefCell, RefMut};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -20,6 +21,7 @@ pub struct Engine {
     kernels: Kernels,
     convolutions: RefCell<Convolutions>,
     arena: RefCell<Arena>,
+    streams: Cell<usize>,
 }
 
 impl Engine {
@@ -30,7 +32,8 @@ impl Engine {
     pub fn new(gpu: &Gpu) -> Result<Rc<Self>> {
         let convolutions = RefCell::new(Convolutions::new(gpu, tuning_file())?);
         let arena = RefCell::new(Arena::new(gpu.clone()));
-        Ok(Rc::new(Self { gpu: gpu.clone(), kernels: Kernels::load(gpu)?, convolutions, arena }))
+        let (kernels, streams) = (Kernels::load(gpu)?, Cell::new(STREAMS));
+        Ok(Rc::new(Self { gpu: gpu.clone(), kernels, convolutions, arena, streams }))
     }
 
     pub fn gpu(&self) -> &Gpu {
@@ -48,6 +51,16 @@ impl Engine {
     /// No memory on the card; the arena is empty then.
     pub(crate) fn grow_arena(&self, bytes: u64) -> Result<()> {
         self.arena.borrow_mut().grow(bytes)
+    }
+
+    /// How many ops of a captured plan may run side by side; 1 is one after the other.
+    pub fn streams(&self) -> usize {
+        self.streams.get()
+    }
+
+    /// Sets [`Self::streams`] for plans that are captured from now on. Results are the same to the bit.
+    pub fn set_streams(&self, streams: usize) {
+        self.streams.set(streams.max(1));
     }
 
     /// Which way every prepared convolution is computed, by card, library versions and request.

@@ -1,8 +1,8 @@
 //! The executor: flat buffers, prepared plans, one stream.
 
 use crate::answers::Answers;
-use crate::backend::CudaBackend;
-use crate::captured::{Decision, Usage, capture};
+use crate::backend::{CudaBackend, request};
+use crate::captured::{Decision, Usage, capture, capture_steps};
 use crate::commit::Committer;
 use crate::device::Gpu;
 use crate::dispatch::{Launch, Memory, Work, lower, prepare_convolutions};
@@ -13,6 +13,7 @@ use crate::image_pool::{ImagePool, RenderBatch};
 use crate::inputs::{Inputs, places};
 use crate::profile::{OpTime, Peaks, Timer, summary};
 use crate::regions::Regions;
+use crate::schedule;
 use crate::view::Format;
 use cudarc::driver::CudaGraph;
 use graph::{
@@ -223,14 +224,27 @@ impl CudaExecutor {
                 self.gpu.synchronize()?;
                 self.plans[other].graph = None;
             }
-            let Prepared { launches, graph, .. } = &mut self.plans[id.0];
-            *graph = Some(capture(&self.gpu, || launch_all(&self.gpu, &self.engine, launches))?);
+            self.plans[id.0].graph = Some(self.record(id)?);
         }
         let Prepared { launches, graph, .. } = &mut self.plans[id.0];
         match graph {
             Some(graph) => Ok(graph.launch()?),
             None => launch_all(&self.gpu, &self.engine, launches),
         }
+    }
+
+    /// The launches of a plan as a graph.
+    fn record(&mut self, id: PlanId) -> Result<CudaGraph> {
+        let (gpu, engine) = (&self.gpu, &self.engine);
+        let Prepared { plan, launches, .. } = &mut self.plans[id.0];
+        if engine.streams() == 1 {
+            return capture(gpu, || launch_all(gpu, engine, launches));
+        }
+        let steps = schedule::steps(plan, engine.streams(), |op| used_scratch(engine, plan, &self.options, op));
+        capture_steps(gpu, &steps, |op| {
+            let (first, end) = (launches.partition_point(|l| l.op < op), launches.partition_point(|l| l.op <= op));
+            launch_all(gpu, engine, &mut launches[first..end])
+        })
     }
 
     fn upload<V: bytemuck::Pod>(
@@ -283,7 +297,18 @@ fn logical(plan: &Plan, tensor: TensorId, bytes: &[u8]) -> Vec<f32> {
     out
 }
 
-/// Launches everything of a plan on the stream.
+/// Bytes of an op's workspace that its launches use: of a convolution's, less than what a plan reserves for any way to
+/// compute it.
+fn used_scratch(engine: &Engine, plan: &Plan, options: &CudaOptions, op: usize) -> u64 {
+    let (reserved, node) = (plan.workspace(op).1, &plan.graph().nodes()[op].op);
+    // A bias's gradient uses it after the weights'.
+    let alone = !matches!(node, Op::ConvWeightGrad(grad) if grad.bias.is_some());
+    let request = request(node, plan.graph(), plan.precision(), options.tf32).filter(|_| alone);
+    let used = request.and_then(|request| engine.convolutions().scratch(&request));
+    used.map_or(reserved, |used| used.min(reserved))
+}
+
+/// Launches everything of a plan, or of a part of one, on the stream.
 fn launch_all(gpu: &Gpu, engine: &Engine, launches: &mut [Launch]) -> Result<()> {
     launches.iter_mut().try_for_each(|launch| match &mut launch.work {
         Work::Card(work) => work(engine),

@@ -26,6 +26,7 @@ pub mod libraries;
 mod pinned;
 mod profile;
 mod regions;
+pub mod schedule;
 mod transfer;
 mod upload_rate;
 mod view;

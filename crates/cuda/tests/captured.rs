@@ -5,10 +5,12 @@ mod card;
 
 use card::Card;
 use cuda::CudaOptions;
+use detect::nms::NmsConfig;
 use graph::{
-    CommitReport, CommitStep, ExecError, Executor, GroupScalars, LossScale, OptimizerKind, Precision, Region,
-    StateSpec, Ticket,
+    CommitReport, CommitStep, ExecError, Executor, GroupScalars, Level, LossScale, OptimizerKind, Precision, Recompute,
+    Region, StateSpec, Ticket,
 };
+use parity::detections::Detector;
 use parity::{Packed, Step, filled, load, pictures};
 use std::rc::Rc;
 
@@ -85,6 +87,67 @@ fn a_recorded_step_read_late_gives_the_bits_of_one_launched_and_waited_for() {
                 assert_eq!(found_reports, reports);
             }
             assert!(reports.iter().all(|r| r.applied && r.grad_norm > 0.0), "{reports:?}");
+        }
+    }
+}
+
+#[test]
+fn ops_side_by_side_give_the_bits_of_ops_one_after_the_other() {
+    for precision in [Precision::F32, Precision::BF16] {
+        let Some(card) = Card::open(precision, true) else { return };
+        for size in [[64, 64], [160, 192]] {
+            let kind = OptimizerKind::Sgd;
+            let steps = |streams| {
+                card.engine.set_streams(streams);
+                train(&mut step_on(&card, kind, size), kind, size, 1)
+            };
+            let want = steps(1);
+            // Twice over, for a race may go well once.
+            for streams in [2, 3, 4, 8, 2, 3, 4, 8] {
+                assert!(steps(streams) == want, "{precision:?}, {size:?}, {streams} streams");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_level_of_recomputation_gives_the_same_bits_side_by_side() {
+    let Some(card) = Card::open(Precision::F32, true) else { return };
+    let (model, kind, size) = (load(CASE), OptimizerKind::Sgd, [96, 128]);
+    let weights = filled(&model, CASE);
+    let steps = |level, streams| {
+        card.engine.set_streams(streams);
+        let shape = [BATCH, size[0], size[1]];
+        let mut step = Step::at_level(card.clone(), &model, &weights, shape, kind, false, Recompute::Level(level));
+        train(&mut step, kind, size, 1)
+    };
+    let want = steps(Level::KeepAll, 1);
+    for level in Level::ALL {
+        assert!(steps(level, 3) == want, "{level:?}");
+    }
+}
+
+#[test]
+fn predictions_side_by_side_have_the_bits_of_those_one_after_the_other() {
+    for precision in [Precision::F32, Precision::BF16] {
+        let Some(card) = Card::open(precision, true) else { return };
+        let config = NmsConfig { conf_threshold: 0.01, ..NmsConfig::default() };
+        let predictions = |streams| {
+            card.engine.set_streams(streams);
+            let mut plain = Detector::new(&card, CASE, None);
+            let mut suppressed = Detector::new(&card, CASE, Some(config.clone()));
+            let mut found = Vec::new();
+            for _ in 0..4 {
+                plain.run();
+                found.extend(bits(&plain.predictions()));
+                suppressed.run();
+                suppressed.outputs().iter().for_each(|values| found.extend(bits(values)));
+            }
+            found
+        };
+        let want = predictions(1);
+        for streams in [2, 3, 4] {
+            assert!(predictions(streams) == want, "{precision:?}, {streams} streams");
         }
     }
 }

@@ -57,7 +57,7 @@ fn statistics_are_those_of_the_stored_values() {
     let (kernel, mut r) = (BnStats::load(&gpu).unwrap(), Random::new());
     for format in FORMATS {
         for channels in CHANNELS {
-            for picture in PICTURES {
+            for picture in pictures() {
                 let strided = r.flag();
                 let (x, values) = Tensor::filled(&gpu, format, picture, channels, strided, || r.normal() * 2.0 + 1.0);
                 let (c, pixels) = (x.view.c, x.view.pixels());
@@ -122,7 +122,7 @@ fn apply_normalises_activates_and_adds_the_residual() {
         for act in ACTIVATIONS {
             for count in [1, 2] {
                 for channels in CHANNELS {
-                    let picture = PICTURES[r.below(PICTURES.len())];
+                    let picture = pictures()[r.below(pictures().len())];
                     let cases: Vec<Case> =
                         (0..count).map(|_| Case::new(&gpu, format, picture, channels, &mut r)).collect();
                     let strided = [r.flag(), r.flag()];
@@ -155,7 +155,7 @@ fn backward_gives_sums_parameter_gradients_and_input_gradients() {
         for act in ACTIVATIONS {
             for count in [1, 2] {
                 for channels in CHANNELS {
-                    let picture = PICTURES[r.below(PICTURES.len())];
+                    let picture = pictures()[r.below(pictures().len())];
                     check_backward(&gpu, (&reduce, &backward), format, act, count, channels, picture, &mut r);
                 }
             }

@@ -70,21 +70,15 @@ fn check_decoding(gpu: &Gpu, cases: Vec<Heads>) {
         };
         let (boxes, classes) = (of(0), of(1));
         let strides: Vec<usize> = sizes.iter().map(|s| s.2).collect();
-        let mut want = vec![f32::NAN; images * anchors * pitch];
+        // What lies beyond the scores is zero.
+        let mut want = vec![0.0f32; images * anchors * pitch];
         let branch = Branch { boxes: &boxes, classes: &classes };
         detect::decode::decode(&branch, &strides, images, nc, &mut want, pitch).unwrap();
         for (i, (got, want)) in out.read().iter().zip(&want).enumerate() {
             let want = f64::from(*want);
-            let beyond = i % pitch >= 4 + nc;
-            assert_eq!(beyond, got.is_nan(), "row {} column {}", i / pitch, i % pitch);
             // Boxes are sums and differences of distances of up to 15 cells.
             let scale = if i % pitch < 4 { want.abs().max(100.0) } else { want.abs() };
-            assert!(
-                beyond || (got - want).abs() <= 4e-6 * scale,
-                "row {} column {}: {got} {want}",
-                i / pitch,
-                i % pitch
-            );
+            assert!((got - want).abs() <= 4e-6 * scale, "row {} column {}: {got} {want}", i / pitch, i % pitch);
         }
     }
 }

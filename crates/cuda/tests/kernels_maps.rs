@@ -230,7 +230,7 @@ fn check_zeros(gpu: &Gpu, pictures: &[[usize; 3]]) {
 #[test]
 fn biases_are_added_and_their_gradients_are_column_sums() {
     let Some(gpu) = gpu() else { return };
-    check_biases(&gpu, &CHANNELS, &PICTURES);
+    check_biases(&gpu, &CHANNELS, &pictures());
 }
 
 fn check_biases(gpu: &Gpu, channels: &[usize], pictures: &[[usize; 3]]) {

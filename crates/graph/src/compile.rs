@@ -103,7 +103,10 @@ fn finish(
     memory::mark_kept(&mut graph, forward);
     let params = ParamLayout::of(&graph);
     let scratch: Vec<u64> = graph.nodes.iter().map(|n| backend.workspace(&n.op, &graph, options.precision)).collect();
-    let (slots, memory) = memory::place(&graph, options.precision, &scratch)?;
+    let (mut slots, memory) = memory::place(&graph, options.precision, &scratch)?;
+    if backend.runs_side_by_side() {
+        memory::spread(&mut slots, memory.arena);
+    }
     let mut placements = vec![Placement::default(); graph.tensors.len()];
     let mut workspace = vec![(0, 0); graph.nodes.len()];
     for slot in &slots {

@@ -24,6 +24,12 @@ pub trait Backend {
         false
     }
 
+    /// True where ops that do not wait for each other may run side by side. Buffers are then placed so that few ops wait
+    /// for nothing but a place; the arena has the same size.
+    fn runs_side_by_side(&self) -> bool {
+        false
+    }
+
     /// Scratch bytes of one op, by shapes alone.
     fn workspace(&self, op: &Op, graph: &Graph, precision: Precision) -> u64;
 }

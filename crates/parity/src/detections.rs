@@ -61,18 +61,19 @@ impl<D: Device> Detector<D> {
         self.executor.upload_u8(self.plan, self.images, &pictures("image", batch, h, w)).expect("pixels");
     }
 
-    fn run(&mut self) {
+    /// Runs on the pictures of the fixtures.
+    pub fn run(&mut self) {
         self.upload();
         self.executor.run(self.plan).expect("a run");
     }
 
     /// (image, anchor, 4 + nc).
-    fn predictions(&self) -> Vec<f32> {
+    pub fn predictions(&self) -> Vec<f32> {
         self.executor.download(self.plan, self.predictions).expect("an output")
     }
 
     /// Rows and counts as the plan leaves them.
-    fn outputs(&self) -> [Vec<f32>; 2] {
+    pub fn outputs(&self) -> [Vec<f32>; 2] {
         let tensors = self.detections.expect("asked for");
         [tensors.rows, tensors.found].map(|id| self.executor.download(self.plan, id).expect("an output"))
     }

@@ -53,6 +53,9 @@ struct StepArgs {
     /// Launch kernel by kernel, without a CUDA graph
     #[arg(long)]
     uncaptured: bool,
+    /// Ops of the CUDA graph that may run side by side, 1 for one after the other [default: as in training]
+    #[arg(long, value_name = "N", conflicts_with = "uncaptured")]
+    streams: Option<usize>,
     /// Time every op, and list those that lose the most against the card's bounds
     #[arg(long)]
     profile: bool,
@@ -96,6 +99,9 @@ struct DataArgs {
 const MAX_BATCH: usize = 4096;
 const MAX_WORKERS: usize = 1024;
 const MAX_SECONDS: f64 = 3600.0;
+
+/// Most ops side by side: a card runs no more kernels at once.
+const MAX_STREAMS: usize = 128;
 
 /// Most pixels of a side, as everywhere else.
 const MAX_SIDE: usize = 16_384;
@@ -207,6 +213,9 @@ fn run_step(args: StepArgs) -> Result<(), Failure> {
     if args.batch_size == 0 || args.steps == 0 {
         return Err(Failure::usage("--batch and --steps must be at least 1", "leave them out for 64 and 20"));
     }
+    if args.streams.is_some_and(|n| !(1..=MAX_STREAMS).contains(&n)) {
+        return Err(Failure::usage(format!("--streams must be between 1 and {MAX_STREAMS}"), "leave it out"));
+    }
     let on_cpu = args.device.trim().eq_ignore_ascii_case("cpu");
     let options = StepOptions {
         model: args.model,
@@ -218,6 +227,7 @@ fn run_step(args: StepArgs) -> Result<(), Failure> {
         device: args.device,
         without_loss: args.without_loss,
         capture: !args.uncaptured,
+        streams: args.streams,
         profile: args.profile,
         seed: args.seed,
     };
@@ -242,6 +252,9 @@ fn print(report: &StepReport) {
     ));
     let spread = |s: &Spread| format!("{:.2} ms (fastest {:.2}, slowest {:.2})", s.median, s.fastest, s.slowest);
     out(&format!("step        {} of {} steps", spread(&report.step_ms), report.steps));
+    if report.captured {
+        out(&format!("  streams   {}", report.streams));
+    }
     out(&format!("  host      {} to start a step", spread(&report.host_ms)));
     out(&format!("  upload    {} to write its batch", spread(&report.upload_ms)));
     out(&format!("images/s    {:.1}", report.images_per_second));

@@ -99,6 +99,11 @@ impl Convolutions {
         self.prepared.get(id.0).map(|p| p.1.name.as_str())
     }
 
+    /// Bytes of scratch that a prepared request uses, from the start of its place; at most [`workspace`].
+    pub fn scratch(&self, request: &Request) -> Option<u64> {
+        self.known.get(&request.plain()).map(|id| self.prepared[id.0].1.scratch)
+    }
+
     /// True where a way ran, or where there is no memory to try it in. Libraries name ways that then refuse to run.
     fn runs(&self, trial: Option<&Trial>, request: &Request, way: &Way) -> bool {
         trial.is_none_or(|trial| trial.run(&self.libraries, request, way).is_ok())
@@ -133,7 +138,7 @@ impl Convolutions {
     /// Extents that no convolution has; no way to compute it; what the driver says.
     pub fn prepare(&mut self, request: Request, tune: bool) -> Result<ConvId> {
         request.check()?;
-        let request = Request { tf32: request.rounds(), output: request.output_format(), ..request };
+        let request = request.plain();
         if let Some(&id) = self.known.get(&request) {
             return Ok(id);
         }

@@ -147,6 +147,11 @@ impl Request {
         Self { shape, pass, format, output: format, tf32: false, add: false, bytes: false }
     }
 
+    /// The same without what its pass and format ignore.
+    pub(super) fn plain(self) -> Self {
+        Self { tf32: self.rounds(), output: self.output_format(), ..self }
+    }
+
     /// `output`, where the pass heeds it.
     pub(super) fn output_format(&self) -> Format {
         if self.pass == Pass::Forward { self.output } else { self.format }

@@ -31,6 +31,8 @@ pub(super) struct Libraries {
 pub(super) struct Way {
     /// What tuning files call it: the same for the same request, card and versions.
     pub name: String,
+    /// Bytes of scratch that it uses, from the start of its place.
+    pub scratch: u64,
     how: How,
 }
 
@@ -43,7 +45,8 @@ enum How {
 
 impl Way {
     pub fn own(kernel: &dyn OwnConv, gpu: &Gpu, request: &Request) -> Result<Self> {
-        Ok(Self { name: kernel.name().to_owned(), how: How::Own(kernel.prepare(gpu, request)?) })
+        let (name, scratch) = (kernel.name().to_owned(), kernel.workspace(request));
+        Ok(Self { name, scratch, how: How::Own(kernel.prepare(gpu, request)?) })
     }
 }
 
@@ -101,8 +104,9 @@ impl Libraries {
         let product = Arc::new(self.lt.product(&request.shape, request.pass, formats)?);
         let most = usize::try_from(library_workspace(request)).unwrap_or(0);
         let algorithms = self.lt.algorithms(&product, most, PRODUCT_PICKS)?;
-        let way = |(i, algorithm): (usize, _)| Way {
+        let way = |(i, algorithm): (usize, cublaslt::Algorithm)| Way {
             name: format!("cublaslt {i}"),
+            scratch: algorithm.workspace as u64,
             how: How::Product { product: Arc::clone(&product), algorithm },
         };
         Ok(algorithms.into_iter().enumerate().map(way).collect())
@@ -119,7 +123,8 @@ impl Libraries {
             let name = format!("cudnn {}", algorithm.id);
             // An algorithm is listed once for each kind of arithmetic; ours is set.
             if !ways.iter().any(|w| w.name == name) {
-                ways.push(Way { name, how: How::Algorithm { conv: Arc::clone(&conv), algorithm, scratch } });
+                let how = How::Algorithm { conv: Arc::clone(&conv), algorithm, scratch };
+                ways.push(Way { name, scratch: scratch.library + algorithm.workspace as u64, how });
             }
         }
         ways.truncate(PICKS);
@@ -147,7 +152,7 @@ impl Libraries {
         let way = |plan: Plan| {
             let packed = if as_they_lie { "" } else { " packed" };
             let name = format!("cudnn engine {}, pick {}{packed}", plan.engine, plan.pick);
-            Way { name, how: How::Engine { plan, scratch } }
+            Way { name, scratch: scratch.library + plan.workspace as u64, how: How::Engine { plan, scratch } }
         };
         plans.into_iter().map(way).collect()
     }

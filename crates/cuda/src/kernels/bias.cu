@@ -1,8 +1,8 @@
 // y = act(y + bias) in place, and the bias's gradient: the sums of dy over all pixels, added to the flat gradient.
 //
 // The first reads and writes y: 64x160x160x32 in float32 is 420 MB, 100 us at 4.2 TB/s, the rate of a copy; the
-// gradient reads dy once, in bf16 105 MB, 25 us. Measured on an H200, 2026-12-01: 110 us and
-// 32 us.
+// gradient reads dy once, in bf16 105 MB, 25 us. Measured on an H200, 2026-12-01: 110 us; the gradient not since it
+// became one launch, as two 32 us.
 
 struct BiasArgs {
     View y;
@@ -58,56 +58,57 @@ template <typename T, bool SMOOTH> __device__ __forceinline__ void bias(const Bi
 
 struct BiasGradArgs {
     View dy;
-    Tiling t;
-    u64 partials; // chunks x c
+    Sums sums; // results: sums
+    u64 gradient;
 };
 
 template <typename T> __device__ __forceinline__ void bias_grad(const BiasGradArgs& a) {
-    constexpr u32 U = in_flight<T>(8);
-    Part part(a.t, pixels_of(a.dy), a.dy.c);
-    u32 rows = a.t.rows, c = part.channel();
-    float sum[1][8];
+    extern __shared__ uint4 room[];
+    const Sweep& s = a.sums.sweep;
+    Share share(s, pixels_of(a.dy), a.dy.c);
+    float mine[1][8], sums[1];
 #pragma unroll
-    for (int i = 0; i < 8; i++) sum[0][i] = 0.0f;
-    if (part.inside) {
-        for (u32 p = part.first + part.row; p < part.end; p += U * rows) {
-            Eight<T> dy[U];
+    for (int i = 0; i < 8; i++) mine[0][i] = 0.0f;
+    if (share.inside) {
+        u32 next = share.first;
+        using Place = Ring<T, 1, SUMMING>;
+        constexpr u32 U = Place::DEPTH;
+        Place ring(room);
+        auto request = [&](u32 place) {
+            if (next < share.end) ring.request(place, 0, at<T>(a.dy, next, share.channel()));
+            end_group();
+            next += share.step;
+        };
 #pragma unroll
-            for (u32 u = 0; u < U; u++)
-                if (p + u * rows < part.end) dy[u] = load8(at<T>(a.dy, p + u * rows, c));
+        for (u32 u = 0; u < U; u++) request(u);
+        u32 place = 0;
+#pragma unroll 2
+        for (u32 p = share.first; p < share.end; p += share.step) {
+            wait_groups<U - 1>();
+            float v[8];
+            ring.read(place, 0, v);
+            request(place);
 #pragma unroll
-            for (u32 u = 0; u < U; u++) {
-                if (p + u * rows >= part.end) break;
-                float v[8];
-                unpack(dy[u], v);
-#pragma unroll
-                for (int i = 0; i < 8; i++) sum[0][i] += v[i];
-            }
+            for (int i = 0; i < 8; i++) mine[0][i] += v[i];
+            place = (place + 1) % U;
         }
     }
-    __shared__ uint4 room[sum_rows_size(1)];
-    sum_rows(a.t, part.row, sum, room);
-    if (part.row == 0 && part.inside) {
-        float* out = reinterpret_cast<float*>(a.partials) + u64(blockIdx.x) * a.dy.c + c;
-        store8(out, pack<float>(sum[0]));
-    }
-}
+    block_sums(s, mine, sums, room);
+    write_results(a.sums, share, sums);
+    if (!last_of_group(a.sums, share.group)) return;
 
-struct BiasGradFinishArgs {
-    u64 partials;
-    u64 gradient;
-    u32 chunks, channels;
-};
-
-extern "C" __global__ void __launch_bounds__(1024) bias_grad_finish(BiasGradFinishArgs a) {
-    u32 channel = blockIdx.x * 8 + threadIdx.x % 8;
-    double sum[1];
-    sum_chunks(reinterpret_cast<const float*>(a.partials), a.chunks, a.channels, channel, sum);
-    if (threadIdx.x < 8) reinterpret_cast<float*>(a.gradient)[channel] += float(sum[0]);
+    double total[1];
+    group_sums(a.sums, share.group, total, room, [](u32, const float(&v)[1][4], double(&to)[1][4]) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) to[0][i] += double(v[0][i]);
+    });
+    u32 channel = channel_at(s, share.group, threadIdx.x / 4);
+    if (threadIdx.x % 4 == 0 && threadIdx.x / 4 < 8 * s.tile && channel < a.dy.c)
+        reinterpret_cast<float*>(a.gradient)[channel] += float(total[0]);
 }
 
 #define DEFINE(T, S) \
     extern "C" __global__ void __launch_bounds__(256) bias_silu_##S(BiasArgs a) { bias<T, true>(a); } \
     extern "C" __global__ void __launch_bounds__(256) bias_leaky_##S(BiasArgs a) { bias<T, false>(a); } \
-    extern "C" __global__ void __launch_bounds__(256) bias_grad_##S(BiasGradArgs a) { bias_grad<T>(a); }
+    extern "C" __global__ void __launch_bounds__(SUMMING) bias_grad_##S(BiasGradArgs a) { bias_grad<T>(a); }
 EACH_TYPE(DEFINE)

@@ -2,14 +2,15 @@
 
 use super::bn::family;
 use super::compiler::Source;
+use super::sums::{RawSums, Sums};
 use super::tiling::{Cover, Tiling, Typed, expect, expect_views};
-use super::{Function, Module, RawView, channels_source};
+use super::{Module, RawView, sums_source};
 use crate::device::Gpu;
 use crate::error::Result;
 use crate::view::View;
 use graph::Activation;
 
-pub(super) const SOURCE: Source = channels_source!("bias.cu");
+pub(super) const SOURCE: Source = sums_source!("bias.cu");
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -25,17 +26,8 @@ struct Args {
 #[derive(Clone, Copy)]
 struct GradArgs {
     dy: RawView,
-    tiling: Tiling,
-    partials: u64,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct FinishArgs {
-    partials: u64,
+    sums: RawSums,
     gradient: u64,
-    chunks: u32,
-    channels: u32,
 }
 
 /// `act(y + bias)` and the bias's gradient.
@@ -44,7 +36,7 @@ pub struct Bias {
     /// By family.
     forward: [Typed; 2],
     gradient: Typed,
-    finish: Function,
+    sums: Sums,
 }
 
 impl Bias {
@@ -52,10 +44,12 @@ impl Bias {
     /// As [`Module::load`].
     pub fn load(gpu: &Gpu) -> Result<Self> {
         let module = Module::load(gpu, SOURCE)?;
+        let gradient = Typed::load(&module, "bias_grad")?;
+        Sums::allow(&gradient, 1)?;
         Ok(Self {
             forward: [Typed::load(&module, "bias_silu")?, Typed::load(&module, "bias_leaky")?],
-            gradient: Typed::load(&module, "bias_grad")?,
-            finish: module.function("bias_grad_finish")?,
+            gradient,
+            sums: Sums::new(gpu)?,
         })
     }
 
@@ -79,7 +73,7 @@ impl Bias {
 
     /// Bytes of scratch of [`Self::gradient`] for so many pixels and physical channels.
     pub fn scratch(pixels: usize, channels: usize) -> usize {
-        4 * channels * Cover::reduction(pixels, channels).chunks()
+        Sums::scratch(pixels, channels, 1)
     }
 
     /// Adds the sums of dy over all pixels to the float32 vector at `gradient`.
@@ -91,12 +85,9 @@ impl Bias {
     /// All operands are device memory of their extents; `scratch` has [`Self::scratch`] bytes and is aligned to 16.
     pub unsafe fn gradient(&self, dy: View, gradient: u64, scratch: u64) -> Result<()> {
         expect_views("bias_grad", &[dy])?;
-        let cover = Cover::reduction(dy.pixels(), dy.c);
-        let args = GradArgs { dy: dy.into(), tiling: cover.tiling, partials: scratch };
+        let sums = self.sums.raw("bias_grad", dy.pixels(), dy.c, scratch)?;
+        let args = GradArgs { dy: dy.into(), sums, gradient };
         // SAFETY: the caller's promise; the struct is the kernel's.
-        unsafe { self.gradient.of(dy.format).launch(cover.grid, cover.block, 0, &args) }?;
-        let finish = FinishArgs { partials: scratch, gradient, chunks: cover.grid[0], channels: dy.c as u32 };
-        // SAFETY: as above.
-        unsafe { self.finish.launch([(dy.c / 8) as u32, 1, 1], [1024, 1, 1], 0, &finish) }
+        unsafe { sums.launch(self.gradient.of(dy.format), dy.pixels(), 1, &args) }
     }
 }

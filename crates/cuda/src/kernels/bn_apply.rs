@@ -2,7 +2,7 @@
 
 use super::bn::{Branch, Forms, RawBranch, expect_branches, family, raw};
 use super::compiler::Source;
-use super::tiling::{Cover, Tiling};
+use super::sweep::Sweep;
 use super::{Module, RawView, bn_source};
 use crate::device::Gpu;
 use crate::error::Result;
@@ -17,7 +17,7 @@ struct Args {
     branches: [RawBranch; 2],
     residual: RawView,
     y: RawView,
-    tiling: Tiling,
+    sweep: Sweep,
     eps: f32,
     slope: f32,
 }
@@ -49,17 +49,18 @@ impl BnApply {
         y: View,
     ) -> Result<()> {
         expect_branches("bn_apply", branches, residual.into_iter().chain([y]))?;
-        let cover = Cover::constants(y.pixels(), y.c);
+        // As many blocks as a multiprocessor has registers for.
+        let sweep = Sweep::map(y.pixels(), y.c, 4 - branches.len());
         let (family, slope) = family(act);
         let args = Args {
             branches: raw(branches),
             residual: residual.map_or_else(RawView::default, Into::into),
             y: y.into(),
-            tiling: cover.tiling,
+            sweep,
             eps,
             slope,
         };
         // SAFETY: the caller's promise; the struct is the kernel's.
-        unsafe { self.0.of(family, branches.len()).of(y.format).launch(cover.grid, cover.block, 0, &args) }
+        unsafe { sweep.launch(self.0.of(family, branches.len()).of(y.format), y.pixels(), branches.len() + 1, &args) }
     }
 }

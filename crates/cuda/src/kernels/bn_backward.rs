@@ -2,7 +2,8 @@
 
 use super::bn::{Branch, Forms, RawBranch, expect_branches, family, raw};
 use super::compiler::Source;
-use super::tiling::{Cover, Tiling, expect};
+use super::sweep::Sweep;
+use super::tiling::expect;
 use super::{Module, RawView, bn_source};
 use crate::device::Gpu;
 use crate::error::Result;
@@ -20,7 +21,7 @@ struct Args {
     s1: u64,
     s2: [u64; 2],
     accumulate: [u32; 2],
-    tiling: Tiling,
+    sweep: Sweep,
     eps: f32,
     slope: f32,
     inverse: f32,
@@ -70,7 +71,7 @@ impl BnBackward {
         expect("bn_backward", grads.len() == branches.len(), || format!("{} gradients", grads.len()))?;
         let aligned = [s1].into_iter().chain(grads.iter().map(|g| g.s2)).all(|v| v.is_multiple_of(16));
         expect("bn_backward", aligned, || "a sum that is not aligned to 16 bytes".into())?;
-        let cover = Cover::constants(dy.pixels(), dy.c);
+        let sweep = Sweep::map(dy.pixels(), dy.c, 2);
         let (family, slope) = family(act);
         let (first, last) = (&grads[0], &grads[grads.len() - 1]);
         let args = Args {
@@ -80,13 +81,13 @@ impl BnBackward {
             s1,
             s2: [first.s2, last.s2],
             accumulate: [first.accumulate.into(), last.accumulate.into()],
-            tiling: cover.tiling,
+            sweep,
             eps,
             slope,
             inverse: 1.0 / count.max(1) as f32,
             unused: 0,
         };
         // SAFETY: the caller's promise; the struct is the kernel's.
-        unsafe { self.0.of(family, branches.len()).of(dy.format).launch(cover.grid, cover.block, 0, &args) }
+        unsafe { sweep.launch(self.0.of(family, branches.len()).of(dy.format), dy.pixels(), 1 + branches.len(), &args) }
     }
 }

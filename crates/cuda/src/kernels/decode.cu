@@ -1,12 +1,14 @@
 // Evaluation decoding: softmax expectation of 16 bins for each side, the box around the cell's centre in network
 // pixels, and the sigmoid of the class logits, from the head's float32 maps to rows (centre x, centre y, width,
-// height, scores). Anchors run level by level, row by row.
+// height, scores). Anchors run level by level, row by row. What a row has beyond its scores is zeroed: memory takes
+// whole sectors of 32 bytes at once, and would read the rest of one that is written in part.
 //
 // A block has 64 anchors of one level of one picture. It requests their box logits into shared memory, makes the scores
 // in registers, and then the boxes.
 //
-// Reads 64 + nc values an anchor, writes 4 + nc: 64 pictures of 8400 anchors and 80 classes are 490 MB, 117 us at
-// 4.2 TB/s, the rate of a copy. Measured on an H200, 2026-12-01: 172 us.
+// Reads 64 + nc values an anchor, writes 4 + nc and the rest of the row: 64 pictures of 8400 anchors and 80 classes are
+// 490 MB, 117 us at 4.2 TB/s, the rate of a copy. Not measured since it writes whole rows; before, on an H200,
+// 2026-12-01: 172 us.
 
 struct DecodeLevel {
     u64 boxes, classes;
@@ -76,31 +78,35 @@ extern "C" __global__ void __launch_bounds__(THREADS) decode(DecodeArgs a) {
         copy_async(bins + row * ROW + part / 4 * SIDE + part % 4, boxes + u64(row) * level.boxes_pitch + part * 4);
     end_group();
 
-    // Four classes a thread. Class maps are aligned and their physical channels end at a multiple of eight.
-    u32 fours = (a.classes + 3) / 4, across = min(max(fours, 1u), THREADS);
+    // Four classes a thread, or what is beyond them. Class maps are aligned and their physical channels end at a
+    // multiple of eight.
+    u32 columns = a.pitch - 4, across = min(max((columns + 3) / 4, 1u), THREADS);
     u32 rows = THREADS / across, first = thread / across;
     bool aligned = a.pitch % 4 == 0 && a.out % 16 == 0;
     const float* classes = reinterpret_cast<const float*>(level.classes) + cell * level.classes_pitch;
-    for (u32 k = (thread - first * across) * 4; k < a.classes && first < rows; k += across * 4) {
+    for (u32 k = (thread - first * across) * 4; k < columns && first < rows; k += across * 4) {
         for (u32 row = first; row < count; row += LOADS * rows) {
-            float4 logits[LOADS];
+            float4 logits[LOADS] = {};
 #pragma unroll
             for (u32 u = 0; u < LOADS; u++) {
                 u32 r = row + u * rows;
-                if (r < count) logits[u] = *reinterpret_cast<const float4*>(classes + u64(r) * level.classes_pitch + k);
+                if (r < count && k < a.classes)
+                    logits[u] = *reinterpret_cast<const float4*>(classes + u64(r) * level.classes_pitch + k);
             }
 #pragma unroll
             for (u32 u = 0; u < LOADS; u++) {
                 u32 r = row + u * rows;
                 if (r >= count) break;
                 float scores[4] = {score(logits[u].x), score(logits[u].y), score(logits[u].z), score(logits[u].w)};
+#pragma unroll
+                for (u32 c = 0; c < 4; c++) scores[c] = k + c < a.classes ? scores[c] : 0.0f;
                 float* to = out + u64(r) * a.pitch + 4 + k;
-                if (aligned && k + 4 <= a.classes) {
+                if (aligned) {
                     *reinterpret_cast<float4*>(to) = make_float4(scores[0], scores[1], scores[2], scores[3]);
                 } else {
 #pragma unroll
                     for (u32 c = 0; c < 4; c++)
-                        if (k + c < a.classes) to[c] = scores[c];
+                        if (k + c < columns) to[c] = scores[c];
                 }
             }
         }

@@ -63,7 +63,7 @@ impl Decode {
     }
 
     /// Writes (n, anchors, 4 + nc) float32 at `out` with `pitch` elements from row to row: centre x, centre y, width,
-    /// height in network pixels, then scores, as `detect::decode`. Elements beyond 4 + nc are left alone.
+    /// height in network pixels, then scores, as `detect::decode`, then zeros up to the pitch.
     ///
     /// # Errors
     /// Operands that do not fit, or what the driver says.

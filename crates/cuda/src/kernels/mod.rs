@@ -26,6 +26,8 @@ pub mod own_conv;
 mod render;
 mod resize;
 mod running_stats;
+mod sums;
+mod sweep;
 mod tiling;
 
 pub use activation::Activate;
@@ -73,6 +75,13 @@ macro_rules! channels_source {
     };
 }
 
+/// A source that sums over pixels.
+macro_rules! sums_source {
+    ($file:literal) => {
+        $crate::kernels::source_after!($file, "tiles.cuh", "sweep.cuh", "sums.cuh")
+    };
+}
+
 /// A source over pools.
 macro_rules! pool_source {
     ($file:literal) => {
@@ -83,11 +92,18 @@ macro_rules! pool_source {
 /// A source over batch norms.
 macro_rules! bn_source {
     ($file:literal) => {
-        $crate::kernels::source_after!($file, "tiles.cuh", "bn.cuh")
+        $crate::kernels::source_after!($file, "tiles.cuh", "sweep.cuh", "bn.cuh")
     };
 }
 
-use {bn_source, channels_source, pool_source, source_after};
+/// A source over batch norms that sums over pixels.
+macro_rules! bn_sums_source {
+    ($file:literal) => {
+        $crate::kernels::source_after!($file, "tiles.cuh", "sweep.cuh", "sums.cuh", "bn.cuh")
+    };
+}
+
+use {bn_source, bn_sums_source, channels_source, pool_source, source_after, sums_source};
 
 /// Every source of this crate.
 pub fn sources() -> Vec<Source> {

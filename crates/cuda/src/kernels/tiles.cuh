@@ -167,121 +167,25 @@ template <bool SMOOTH> __device__ __forceinline__ float activate_grad(float v, f
     return v > 0.0f ? dy : (slope == 0.0f ? 0.0f : slope * dy);
 }
 
-// Power of two that is not below n, for trees over n rows; n is at least 1.
-__device__ __forceinline__ u32 power_above(u32 n) { return n == 1 ? 1 : 1u << (32 - __clz(n - 1)); }
-
 // Sixteen bytes from global to shared memory that pass no register. Groups of them end with `end_group`; `wait_groups`
 // returns when all but the last N of the thread's groups lie in shared memory, for this thread to read.
 __device__ __forceinline__ void copy_async(uint4* to, const void* from) {
     u32 shared = u32(__cvta_generic_to_shared(to));
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(from) : "memory");
 }
+// The same of what nobody reads again soon, which leaves the second-level cache before all else.
+__device__ __forceinline__ void copy_async_last(uint4* to, const void* from) {
+    u32 shared = u32(__cvta_generic_to_shared(to));
+    asm volatile(
+        "{\n"
+        ".reg .b64 first;\n"
+        "createpolicy.fractional.L2::evict_first.b64 first, 1.0;\n"
+        "cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, first;\n"
+        "}" ::"r"(shared), "l"(from) : "memory");
+}
 __device__ __forceinline__ void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <u32 N> __device__ __forceinline__ void wait_groups() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
-
-// Pixels that a thread has in flight in shared memory, each of `OPERANDS` tensors: 32 KiB a block, or 48 of three.
-// A thread reads only what it copied itself, so that no barrier is needed.
-template <typename T, u32 OPERANDS> struct Ring {
-    static constexpr u32 WORDS = sizeof(Eight<T>) / 16;
-    static constexpr u32 DEPTH = (OPERANDS == 1 ? 8 : 4) / WORDS;
-    static constexpr u32 SIZE = DEPTH * OPERANDS * WORDS * 256;
-    uint4* mine;
-    __device__ __forceinline__ explicit Ring(uint4* room) : mine(room + threadIdx.x) {}
-    __device__ __forceinline__ uint4* slot(u32 place, u32 operand) const {
-        return mine + (place * OPERANDS + operand) * WORDS * 256;
-    }
-    __device__ __forceinline__ void request(u32 place, u32 operand, const T* from) const {
-        uint4* to = slot(place, operand);
-#pragma unroll
-        for (u32 w = 0; w < WORDS; w++) copy_async(to + w * 256, reinterpret_cast<const uint4*>(from) + w);
-    }
-    __device__ __forceinline__ void read(u32 place, u32 operand, float (&v)[8]) const {
-        Eight<T> e;
-        uint4* words = reinterpret_cast<uint4*>(&e);
-#pragma unroll
-        for (u32 w = 0; w < WORDS; w++) words[w] = slot(place, operand)[w * 256];
-        unpack(e, v);
-    }
-};
-
-// Shared words that `sum_rows` needs.
-static constexpr u32 sum_rows_size(u32 count) { return count * 512; }
-
-// Sums `COUNT` values of each channel over a block's rows, in a tree. Row 0 has the result. All threads call it; the
-// room is shared, and nobody reads or writes it any more.
-template <int COUNT>
-__device__ __forceinline__ void sum_rows(const Tiling& t, u32 row, float (&v)[COUNT][8], uint4* room) {
-    u32 me = threadIdx.x;
-    for (u32 s = power_above(t.rows) / 2; s > 0; s >>= 1) {
-        // Rows from s up hand over to those below; each row does so once, in a place of its own.
-        if (row >= s && row < 2 * s) {
-#pragma unroll
-            for (int k = 0; k < COUNT; k++) {
-                Eight<float> e = pack<float>(v[k]);
-                room[2 * k * 256 + me] = e.words;
-                room[(2 * k + 1) * 256 + me] = e.more;
-            }
-        }
-        __syncthreads();
-        if (row < s && row + s < t.rows) {
-            u32 other = me + s * t.tile;
-#pragma unroll
-            for (int k = 0; k < COUNT; k++) {
-                float w[8];
-                unpack(Eight<float>{room[2 * k * 256 + other], room[(2 * k + 1) * 256 + other]}, w);
-#pragma unroll
-                for (int i = 0; i < 8; i++) v[k][i] += w[i];
-            }
-        }
-    }
-}
-
-// Finishing blocks have 1024 threads: 8 channels by 128 lanes over the partial results, of which a thread loads all of
-// its share at once: `MOST_CHUNKS` of tiling.rs are at most FINISH_LOADS * FINISH_LANES.
-static constexpr u32 FINISH_LANES = 128, FINISH_LOADS = 9;
-
-// Sums over the lanes, in a fixed order; the first eight threads get their channels' sums. All threads call it, once.
-template <int COUNT> __device__ __forceinline__ void sum_lanes(double (&v)[COUNT]) {
-    __shared__ double part[COUNT][32][8];
-    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-#pragma unroll
-    for (int k = 0; k < COUNT; k++) {
-        v[k] += __shfl_xor_sync(0xFFFFFFFFu, v[k], 8);
-        v[k] += __shfl_xor_sync(0xFFFFFFFFu, v[k], 16);
-        if (lane < 8) part[k][warp][lane] = v[k];
-    }
-    __syncthreads();
-    if (warp > 0) return;
-#pragma unroll
-    for (int k = 0; k < COUNT; k++) {
-        v[k] = 0.0;
-#pragma unroll
-        for (u32 j = 0; j < 8; j++) v[k] += part[k][lane / 8 * 8 + j][lane % 8];
-        v[k] += __shfl_xor_sync(0xFFFFFFFFu, v[k], 8);
-        v[k] += __shfl_xor_sync(0xFFFFFFFFu, v[k], 16);
-    }
-}
-// Sums of `COUNT` rows of each chunk over all chunks, of one channel.
-template <int COUNT>
-__device__ __forceinline__ void sum_chunks(const float* partials, u32 chunks, u32 channels, u32 channel,
-                                           double (&sums)[COUNT]) {
-    float v[FINISH_LOADS][COUNT];
-#pragma unroll
-    for (u32 l = 0; l < FINISH_LOADS; l++) {
-        u32 i = threadIdx.x / 8 + l * FINISH_LANES;
-#pragma unroll
-        for (int k = 0; k < COUNT; k++)
-            v[l][k] = i < chunks ? partials[(u64(i) * COUNT + k) * channels + channel] : 0.0f;
-    }
-#pragma unroll
-    for (int k = 0; k < COUNT; k++) {
-        sums[k] = 0.0;
-#pragma unroll
-        for (u32 l = 0; l < FINISH_LOADS; l++) sums[k] += double(v[l][k]);
-    }
-    sum_lanes(sums);
 }
 
 // Pixels that a thread loads before it uses the first: `halves` of a half type, fewer of float.

@@ -12,6 +12,11 @@ pub const CHANNELS: [usize; 6] = [3, 20, 60, 66, 90, 180];
 /// Pictures (n, h, w): one pixel, odd extents, one row, more than one block of pixels.
 pub const PICTURES: [[usize; 3]; 5] = [[1, 1, 1], [1, 5, 7], [3, 13, 9], [2, 1, 33], [2, 41, 37]];
 
+/// Those, and one of more pixels than the blocks of a sum have at once, and no multiple of them.
+pub fn pictures() -> Vec<[usize; 3]> {
+    PICTURES.into_iter().chain([[3, 83, 97]]).collect()
+}
+
 /// The first card, or `None` after saying why the test is skipped.
 pub fn gpu() -> Option<Gpu> {
     if Gpu::count() == 0 {

@@ -3,22 +3,23 @@
 //!
 //! `cargo bench -p yolov9-cuda --bench kernels`, with a part of kernels' names behind `--` for those alone. Tensors are
 //! 105 MB in bf16 and go through four copies of the operands, so that little is left in the cache from one launch to the
-//! next. Times are medians of nine replays of a graph of eight launches.
+//! next; smaller ones stay there, as they do in a step. Times are medians of nine replays of a graph of eight calls.
 
+#[path = "../common/mod.rs"]
 mod common;
+mod norms;
 
 use common::{MEMORY, finish, random, time};
 use cuda::kernels::{
-    Activate, Add, AveragePool, Bias, BnApply, BnBackward, BnReduce, BnStats, Branch, BranchGrad, BranchSums, Commit,
-    CommitBuffers, CommitChunk, CommitScalars, Copy, Decode, DecodeLevel, Fill, MaxPool, Nms, NmsBuffers, Normalize,
-    Predictions, RawReport, Resize,
+    Activate, Add, AveragePool, Bias, Branch, Commit, CommitBuffers, CommitChunk, CommitScalars, Copy, Decode,
+    DecodeLevel, Fill, MaxPool, Nms, NmsBuffers, Normalize, Predictions, RawReport, Resize,
 };
 use cuda::{Buffer, Format, Gpu, Result, View};
 use detect::nms::NmsConfig;
 use graph::ops::PoolAttrs;
 use graph::{Activation, CommitStep, GroupScalars, OptimizerKind, ParamGroup};
 
-/// Copies of the operands, launches in a graph, and replays of it.
+/// Copies of the operands, calls in a graph, and replays of it.
 const SETS: usize = 4;
 const LAUNCHES: usize = 8;
 const RUNS: usize = 9;
@@ -76,7 +77,7 @@ impl Bench {
         Ok(Self { gpu, arena, rows: Vec::new(), filter })
     }
 
-    /// Median time of a launch with operands that `place` lays out in each set, and the bytes it must move.
+    /// Median time of a call with operands that `place` lays out in each set, and the bytes it must move.
     fn case<O>(
         &mut self,
         name: &str,
@@ -112,8 +113,12 @@ fn benches() -> Result<()> {
     let mut bench = Bench::new()?;
     println!("{}", bench.gpu.properties().name);
     for shape in [[64, 160, 160, 32], [64, 80, 80, 128], [64, 40, 40, 512]] {
-        norms(&mut bench, shape)?;
+        norms::norms(&mut bench, shape)?;
         maps(&mut bench, shape)?;
+    }
+    // Most of the batch norms of yolov9-s at batch 64.
+    for shape in [[64, 80, 80, 64], [64, 40, 40, 192], [64, 80, 80, 32], [64, 40, 40, 48], [64, 20, 20, 64]] {
+        norms::norms(&mut bench, shape)?;
     }
     pools(&mut bench)?;
     pictures(&mut bench)?;
@@ -125,79 +130,6 @@ fn benches() -> Result<()> {
 
 fn text(shape: [usize; 4]) -> String {
     shape.map(|e| e.to_string()).join("x")
-}
-
-fn norms(bench: &mut Bench, shape: [usize; 4]) -> Result<()> {
-    let (name, c) = (text(shape), shape[3]);
-    let pixels = shape[0] * shape[1] * shape[2];
-    let bytes = pixels * c * 2;
-    let stats = BnStats::load(&bench.gpu)?;
-    bench.case(
-        "bn_stats",
-        &name,
-        |room| {
-            let x = room.view(Format::Bf16, shape);
-            (bytes, (x, room.vector(c), room.vector(c), room.bytes(BnStats::scratch(pixels, c))))
-        },
-        // SAFETY: operands lie one after the other in a set.
-        |&(x, mean, var, scratch)| unsafe { stats.run(x, mean, var, scratch) },
-    )?;
-    let apply = BnApply::load(&bench.gpu)?;
-    for (what, count, act, residual) in [
-        ("bn_apply, SiLU", 1, Activation::Silu, false),
-        ("bn_apply, identity", 1, Activation::Identity, false),
-        ("bn_apply, SiLU, residual", 1, Activation::Silu, true),
-        ("bn_apply, two branches, SiLU", 2, Activation::Silu, false),
-    ] {
-        bench.case(
-            what,
-            &name,
-            |room| {
-                let branches: Vec<Branch> = (0..count).map(|_| room.branch(shape)).collect();
-                let add = residual.then(|| room.view(Format::Bf16, shape));
-                (bytes * (count + 1 + usize::from(residual)), (branches, add, room.view(Format::Bf16, shape)))
-            },
-            // SAFETY: as above.
-            |(branches, add, y)| unsafe { apply.run(branches, 1e-3, act, *add, *y) },
-        )?;
-    }
-    let (reduce, backward) = (BnReduce::load(&bench.gpu)?, BnBackward::load(&bench.gpu)?);
-    for (count, what) in [(1, ""), (2, "two branches, ")] {
-        bench.case(
-            &format!("bn_reduce, {what}SiLU"),
-            &name,
-            |room| {
-                let branches: Vec<Branch> = (0..count).map(|_| room.branch(shape)).collect();
-                let sums: Vec<BranchSums> = (0..count)
-                    .map(|_| BranchSums { s2: room.vector(c), gamma_grad: Some(room.vector(c)), beta_grad: None })
-                    .collect();
-                let dy = room.view(Format::Bf16, shape);
-                let scratch = room.bytes(BnReduce::scratch(pixels, c, count));
-                (bytes * (count + 1), (branches, sums, dy, room.vector(c), scratch))
-            },
-            |(branches, sums, dy, s1, scratch)| {
-                // SAFETY: as above.
-                unsafe { reduce.run(*dy, branches, 1e-3, Activation::Silu, *s1, sums, *scratch) }
-            },
-        )?;
-        bench.case(
-            &format!("bn_backward, {what}SiLU"),
-            &name,
-            |room| {
-                let branches: Vec<Branch> = (0..count).map(|_| room.branch(shape)).collect();
-                let grads: Vec<BranchGrad> = (0..count)
-                    .map(|_| BranchGrad { s2: room.vector(c), dx: room.view(Format::Bf16, shape), accumulate: false })
-                    .collect();
-                let dy = room.view(Format::Bf16, shape);
-                (bytes * (2 * count + 1), (branches, grads, dy, room.vector(c)))
-            },
-            |(branches, grads, dy, s1)| {
-                // SAFETY: as above.
-                unsafe { backward.run(*dy, branches, 1e-3, Activation::Silu, *s1, pixels, grads) }
-            },
-        )?;
-    }
-    Ok(())
 }
 
 fn maps(bench: &mut Bench, shape: [usize; 4]) -> Result<()> {

@@ -9,6 +9,7 @@
 //! them together.
 
 mod background;
+mod cache_choice;
 mod card_pictures;
 mod checkpoint;
 mod detection;

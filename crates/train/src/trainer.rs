@@ -1,6 +1,5 @@
 //! The training run: epochs of steps, validation, checkpoints, and the run's folder.
 
-use crate::card_pictures;
 use crate::checkpoint::{RunState, RunTensors, SavedLossScale};
 use crate::device::{Device, Purpose};
 use crate::evaluate::{EvalSettings, Evaluation, Evaluator, evaluate};
@@ -15,7 +14,8 @@ use crate::step::{Outcome, Place, StepPlan, Stepper};
 use crate::summary::{TrainEnd, TrainSummary};
 use crate::work::{self, Failure, Work, WorkSettings};
 use crate::{
-    Cache, Observer, Partners, Progress, TrainError, TrainOptions, TrainProgress, leftovers, new_length, pictures,
+    Cache, Observer, Partners, Progress, TrainError, TrainOptions, TrainProgress, cache_choice, card_pictures,
+    leftovers, new_length, pictures,
 };
 use data::{Batch, ImagePool, Loader, LoaderOptions, Split};
 use detect::LossConfig;
@@ -241,13 +241,15 @@ impl Run {
             observer,
         )?;
         let card_bytes = card_pictures::budget(&mut room, &work, observer);
+        let val = val_samples.as_ref().map(|val| val.as_slice());
+        let cache = cache_choice::settle(options.cache, card_bytes, &work, val, &room, observer)?;
         let partners = match options.partners {
             _ if options.rect || hyp.mosaic == 0.0 => None,
             Partners::Window(images) => Some(images),
             Partners::Fresh => Some(samples.len()),
         };
-        let wish = CacheWish { cache: options.cache, partners, on_the_way: batch * LoaderOptions::PREFETCH };
-        let disk = match options.cache {
+        let wish = CacheWish { cache, partners, on_the_way: batch * LoaderOptions::PREFETCH };
+        let disk = match cache {
             Cache::Disk => Some(image_set::PictureFolder::of(&dataset, options.picture_folder.clone())?),
             _ => None,
         };

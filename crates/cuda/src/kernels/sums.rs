@@ -6,11 +6,15 @@ use super::sweep::{EIGHT, Sweep, allow_shared, ring};
 use super::tiling::{Typed, expect};
 use crate::device::{Buffer, Gpu};
 use crate::error::Result;
+use std::cell::Cell;
 
 /// Threads of a block: `SUMMING` of sums.cuh.
 const THREADS: usize = 512;
 /// Groups of channels, at most.
 const MOST_GROUPS: usize = 1024;
+/// Counters of all groups of the launches that may be under way: thousands of launches of some 16 groups each, far more
+/// than a plan has, so that no two launches that run side by side share one.
+const COUNTERS: usize = 1 << 16;
 
 /// `Sums` of sums.cuh.
 #[repr(C)]
@@ -22,17 +26,18 @@ pub(super) struct RawSums {
 }
 
 /// What launches need beside the kernel: counters of blocks that are done, zero between launches. They are not in
-/// scratch, because other ops write there; launches of one stream may share them.
+/// scratch, because other ops write there. Each launch takes the next ones.
 #[derive(Debug)]
 pub(crate) struct Sums {
     counters: Buffer,
+    next: Cell<usize>,
 }
 
 impl Sums {
     /// # Errors
     /// No memory, or what the driver says.
     pub fn new(gpu: &Gpu) -> Result<Self> {
-        Ok(Self { counters: gpu.allocate(MOST_GROUPS * 4)? })
+        Ok(Self { counters: gpu.allocate(COUNTERS * 4)?, next: Cell::new(0) })
     }
 
     /// Lets kernels have the shared memory that sums of so many operands need.
@@ -55,8 +60,11 @@ impl Sums {
     /// More channels than there are counters for.
     pub fn raw(&self, kernel: &'static str, pixels: usize, channels: usize, scratch: u64) -> Result<RawSums> {
         let sweep = Sweep::sum(pixels, channels, THREADS);
-        expect(kernel, sweep.groups as usize <= MOST_GROUPS, || format!("{channels} channels"))?;
-        Ok(RawSums { sweep, partials: scratch, counters: self.counters.address() })
+        let groups = sweep.groups as usize;
+        expect(kernel, groups <= MOST_GROUPS, || format!("{channels} channels"))?;
+        let first = if self.next.get() + groups <= COUNTERS { self.next.get() } else { 0 };
+        self.next.set(first + groups);
+        Ok(RawSums { sweep, partials: scratch, counters: self.counters.address() + 4 * first as u64 })
     }
 }
 

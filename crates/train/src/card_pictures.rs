@@ -26,9 +26,7 @@ const LOADER_NUMBERS: u64 = 1 << 32;
 /// the host: on the processor, and where a card has too little left.
 pub(crate) fn budget(room: &mut Room, work: &WorkSettings, observer: &mut dyn Observer) -> Option<u64> {
     let free = room.for_pictures_on_card()?;
-    let side = u32::try_from(work.size).unwrap_or(u32::MAX);
-    let bytes = work.samples.iter().map(|s| data::ImagePool::picture_bytes(s, side).max(1).next_multiple_of(256));
-    let (all, largest) = bytes.fold((0, 0), |(all, largest): (u64, u64), bytes| (all + bytes, largest.max(bytes)));
+    let (all, largest) = (bytes_of_all(work), bytes_of_each(work).max().unwrap_or(0));
     let shown = match (work.rect || work.config.mosaic == 0.0, work.config.mixup > 0.0) {
         (true, _) => 1,
         (false, false) => 4,
@@ -52,6 +50,17 @@ pub(crate) fn budget(room: &mut Room, work: &WorkSettings, observer: &mut dyn Ob
         footprint::size(all)
     ));
     Some(bytes)
+}
+
+/// Bytes that the training pictures take on a card, where each has a place of its own.
+fn bytes_of_each(work: &WorkSettings) -> impl Iterator<Item = u64> {
+    let side = u32::try_from(work.size).unwrap_or(u32::MAX);
+    work.samples.iter().map(move |s| data::ImagePool::picture_bytes(s, side).max(1).next_multiple_of(256))
+}
+
+/// Bytes of a card that all training pictures take.
+pub(crate) fn bytes_of_all(work: &WorkSettings) -> u64 {
+    bytes_of_each(work).sum()
 }
 
 /// Pictures on a card.

@@ -86,7 +86,8 @@ const STATE: &str = "weights, gradients, optimiser state and averages";
 const CHECKPOINT: &str = "a checkpoint while it is written";
 const SENT: &str = "batches on their way";
 
-/// Tensors by name; the best averages, and one of the four flat buffers that is being read.
+/// The snapshot that a thread writes: tensors by name, and the best averages. One of the four flat buffers that is being
+/// read comes on top. There is one snapshot at a time: the next one waits for its write.
 fn checkpoint(step: &StepPlan) -> u64 {
     step.flat_bytes() / 2 * 3
 }

@@ -20,6 +20,7 @@ const MAX_NAMED: usize = 50;
 /// Which pictures are to stay in memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CacheWish {
+    /// As [`crate::cache_choice::settle`] says.
     pub cache: Cache,
     /// Images that the partners of a mosaic come from; `None` without mosaics.
     pub partners: Option<usize>,
@@ -246,7 +247,7 @@ pub(crate) fn pools(
         let window = (train_need as f64 * images as f64 / train.len().max(1) as f64).ceil() as u64;
         let most = free.map_or(SMALL_CACHE, |free| free / 4);
         let bytes = window.max(SMALL_CACHE).min(most);
-        if bytes < window.min(train_need) && wish.cache != Cache::Disk {
+        if bytes < window.min(train_need) && !matches!(wish.cache, Cache::Disk | Cache::Gpu) {
             observer.info(&format!(
                 "mosaics draw from {images} images of {}, {} are free for them: images are decoded several times an \
                  epoch (--partners window:N with fewer images, or --cache ram)",
@@ -258,7 +259,7 @@ pub(crate) fn pools(
         // Validation passes over a set in order: the first pictures of a pass are worth as much as the last.
         let small = SMALL_CACHE.min(most.saturating_sub(bytes.min(train_need)));
         let val_bytes = match wish.cache {
-            Cache::Val => val_need.min(free.unwrap_or(SMALL_CACHE).saturating_sub(bytes.min(train_need))),
+            Cache::Val | Cache::Gpu => val_need.min(free.unwrap_or(SMALL_CACHE).saturating_sub(bytes.min(train_need))),
             _ => small,
         };
         if wish.cache == Cache::Val && val_bytes < val_need {

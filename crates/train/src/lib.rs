@@ -4,10 +4,12 @@
 //! nothing: an [`Observer`] gets log lines, warnings and progress. [`TrainError::hint`] says what to do.
 //!
 //! The way of a run: `setup` settles options, model and weights, `image_set` scans, `work` names the samples of each
-//! batch, `plans` compiles graphs, `footprint` refuses those that the
-//! machine has no memory for, `step` runs and commits them, `evaluate` validates, `checkpoint` keeps it all, and
-//! `trainer` holds them together.
+//! batch, `plans` compiles graphs, `footprint` refuses those that the machine has no memory for, `step` runs and commits
+//! them, `evaluate` validates, `checkpoint` says what is kept, `saving` keeps it beside the steps, and `trainer` holds
+//! them together.
 
+mod background;
+mod cache_choice;
 mod card_pictures;
 mod checkpoint;
 mod detection;
@@ -26,6 +28,7 @@ mod observer;
 mod options;
 mod pictures;
 mod plans;
+mod saving;
 pub mod schedule;
 mod setup;
 mod source;

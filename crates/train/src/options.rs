@@ -170,6 +170,12 @@ pub enum Cache {
     Disk,
     /// Those of the validation in memory, as many as fit; those of the training as without a wish.
     Val,
+    /// All of the training on the card, which is checked before the first batch; those of the validation as with
+    /// [`Self::Val`].
+    Gpu,
+    /// As [`Self::Gpu`] where the card has room, otherwise as [`Self::Ram`] where the memory has, otherwise as without
+    /// a wish. Writes nothing to the disk.
+    Auto,
 }
 
 /// Where the other pictures of a mosaic or mixup come from.

@@ -1,6 +1,5 @@
 //! The training run: epochs of steps, validation, checkpoints, and the run's folder.
 
-use crate::card_pictures;
 use crate::checkpoint::{RunState, RunTensors, SavedLossScale};
 use crate::device::{Device, Purpose};
 use crate::evaluate::{EvalSettings, Evaluation, Evaluator, evaluate};
@@ -8,18 +7,20 @@ use crate::fingerprint::Fingerprint;
 use crate::footprint::{self, Footprint, Room};
 use crate::image_set::{self, CacheWish, ScanWish, loader_options};
 use crate::plans::{GraphSettings, InputShape, TrainingSettings, loss_config};
+use crate::saving::Saver;
 use crate::schedule::{Iteration, Schedule};
 use crate::setup::{self, Settled};
 use crate::step::{Outcome, Place, StepPlan, Stepper};
 use crate::summary::{TrainEnd, TrainSummary};
 use crate::work::{self, Failure, Work, WorkSettings};
 use crate::{
-    Cache, Observer, Partners, Progress, TrainError, TrainOptions, TrainProgress, leftovers, new_length, pictures,
+    Cache, Observer, Partners, Progress, TrainError, TrainOptions, TrainProgress, cache_choice, card_pictures,
+    leftovers, new_length, pictures,
 };
 use data::{Batch, ImagePool, Loader, LoaderOptions, Split};
 use detect::LossConfig;
 use graph::{Level, Recompute};
-use model::{Model, NamedTensors};
+use model::NamedTensors;
 use report::results_csv::ResultsCsv;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -44,7 +45,6 @@ pub fn run(options: &TrainOptions, observer: &mut dyn Observer) -> Result<TrainS
 
 /// A run that is ready for its next batch.
 struct Run {
-    model: Arc<Model>,
     names: Vec<String>,
     state: RunState,
     schedule: Schedule,
@@ -62,8 +62,8 @@ struct Run {
     pictures: Vec<PathBuf>,
     /// The best weights so far, where `--nosave` keeps them from the disk.
     unsaved_best: Option<NamedTensors>,
-    /// Whether `last.safetensors` is this run's: with `--exist-ok` there may be one of an earlier run.
-    wrote_last: bool,
+    /// Goes before the lock does: the folder is free once everything is written.
+    saver: Saver,
     _lock: leftovers::FolderLock,
 }
 
@@ -245,13 +245,15 @@ impl Run {
             observer,
         )?;
         let card_bytes = card_pictures::budget(&mut room, &work, observer);
+        let val = val_samples.as_ref().map(|val| val.as_slice());
+        let cache = cache_choice::settle(options.cache, card_bytes, &work, val, &room, observer)?;
         let partners = match options.partners {
             _ if options.rect || hyp.mosaic == 0.0 => None,
             Partners::Window(images) => Some(images),
             Partners::Fresh => Some(samples.len()),
         };
-        let wish = CacheWish { cache: options.cache, partners, on_the_way: batch * LoaderOptions::PREFETCH };
-        let disk = match options.cache {
+        let wish = CacheWish { cache, partners, on_the_way: batch * LoaderOptions::PREFETCH };
+        let disk = match cache {
             Cache::Disk => Some(image_set::PictureFolder::of(&dataset, options.picture_folder.clone())?),
             _ => None,
         };
@@ -319,9 +321,9 @@ impl Run {
             next => ResultsCsv::resume(&csv_path, &[], next)?,
         };
 
+        let saver = Saver::start(&weights, model, names.clone(), wrote_last)?;
         let validation = val_pool.map(|pool| Validation { evaluator, pool, settings });
         Ok(Self {
-            model,
             names,
             state,
             schedule,
@@ -336,7 +338,7 @@ impl Run {
             csv,
             pictures: Vec::new(),
             unsaved_best: None,
-            wrote_last,
+            saver,
             _lock: lock,
         })
     }
@@ -424,6 +426,7 @@ impl Run {
             if let Some(problem) = self.pool.take_disk_problem() {
                 observer.warn(&format!("--cache disk: {problem}"));
             }
+            self.saver.check()?;
             let iteration = epoch * total + self.state.batch;
             at = self.schedule.at(iteration);
             self.draw(iteration, &batch)?;
@@ -499,14 +502,11 @@ impl Run {
         Ok(())
     }
 
-    fn not_finite(&self, place: Place, term: &str) -> TrainError {
-        let last = self.last();
-        TrainError::NotFinite {
-            epoch: place.epoch,
-            batch: place.batch,
-            term: term.to_owned(),
-            kept: (self.wrote_last && last.is_file()).then_some(last),
-        }
+    fn not_finite(&mut self, place: Place, term: &str) -> TrainError {
+        // Where the last write failed, the checkpoint before it is what is kept.
+        let _ = self.saver.settle();
+        let kept = self.saver.kept();
+        TrainError::NotFinite { epoch: place.epoch, batch: place.batch, term: term.to_owned(), kept }
     }
 
     /// Averaged weights and, where asked for, what they are worth. `None` where the observer asked to stop.
@@ -540,18 +540,12 @@ impl Run {
 
     /// Everything that a checkpoint holds, from the device; what the state says of the device goes with it.
     fn tensors(&mut self) -> Result<RunTensors, TrainError> {
+        // One snapshot at a time is in memory.
+        self.saver.settle()?;
         self.state.loss_scale = self.stepper.loss_scale()?.map(SavedLossScale::from);
         self.state.convolutions = self.device.choices();
         let batches = self.state.epoch * self.work.batches() + self.state.batch;
         self.stepper.tensors(self.state.accumulator.pending > 0, batches as u64)
-    }
-
-    fn last(&self) -> PathBuf {
-        self.folder.join("weights").join("last.safetensors")
-    }
-
-    fn best(&self) -> PathBuf {
-        self.folder.join("weights").join("best.safetensors")
     }
 }
 

@@ -178,9 +178,17 @@ fn no_cache_changes_a_weight_and_pictures_on_disk_lie_apart_from_the_images() {
     };
     let (_, none, _) = with(Cache::None, "none");
     assert!(!pictures.exists());
-    for (cache, name) in [(Cache::Ram, "ram"), (Cache::Val, "val")] {
-        assert!(none == with(cache, name).1, "{name}");
+    for (cache, name) in [(Cache::Ram, "ram"), (Cache::Val, "val"), (Cache::Auto, "auto")] {
+        let (_, weights, told) = with(cache, name);
+        assert!(none == weights, "{name}");
+        let choices: Vec<&String> = told.lines.iter().filter(|l| l.starts_with("--cache auto: ")).collect();
+        assert_eq!(choices.len(), usize::from(cache == Cache::Auto), "{choices:?}");
+        assert!(choices.iter().all(|l| l.ends_with("as --cache ram")), "{choices:?}");
     }
+    let asked = TrainOptions { cache: Cache::Gpu, ..tiny(folder.path(), &data, "gpu") };
+    let refused = run(&asked, &mut Memory::default()).unwrap_err();
+    assert!(refused.to_string().starts_with("--cache: gpu needs a card"), "{refused}");
+    assert!(!asked.project.join("gpu").exists());
     assert!(!pictures.exists());
     let (_, first, told) = with(Cache::Disk, "disk");
     assert!(none == first);

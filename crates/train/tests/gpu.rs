@@ -5,7 +5,7 @@ mod common;
 use common::{Memory, data_set, tiny};
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
-use train::{Precision, Resume, TrainEnd, TrainError, TrainOptions, ValOptions, run, validate};
+use train::{Cache, Precision, Resume, TrainEnd, TrainError, TrainOptions, ValOptions, run, validate};
 
 const PRECISIONS: [Precision; 4] = [Precision::Bf16, Precision::Fp16, Precision::Tf32, Precision::F32];
 
@@ -163,4 +163,40 @@ fn batches_that_the_card_renders_train_the_same_weights_as_those_of_the_host() {
         let host = trained(Some(needed), "batches are rendered on the host");
         assert!(trained(None, "the card renders batches") == host, "{name}");
     }
+}
+
+#[test]
+fn no_cache_changes_a_bit_on_a_card_and_gpu_is_refused_where_it_has_no_room() {
+    let Some((folder, data)) = beside_a_card() else { return };
+    let with = |cache: Cache, name: &str| TrainOptions {
+        cache,
+        picture_folder: Some(folder.path().join("pictures")),
+        ..on_the_card(folder.path(), &data, name, Precision::Auto)
+    };
+    let trained = |cache: Cache, name: &str| {
+        let mut memory = Memory::default();
+        let done = run(&with(cache, name), &mut memory).unwrap();
+        (bits(&done.last.unwrap()), bits(&done.best.unwrap()), memory.lines)
+    };
+    let (last, best, _) = trained(Cache::None, "none");
+    for (cache, name) in
+        [(Cache::Ram, "ram"), (Cache::Disk, "disk"), (Cache::Val, "val"), (Cache::Gpu, "gpu"), (Cache::Auto, "auto")]
+    {
+        let (found_last, found_best, lines) = trained(cache, name);
+        assert!(found_last == last && found_best == best, "{name}");
+        let chosen = lines.iter().any(|l| l.starts_with("--cache auto: all training pictures stay on the card"));
+        assert_eq!(chosen, cache == Cache::Auto, "{lines:?}");
+    }
+    let least = TrainOptions { memory_available: Some(1), ..with(Cache::Gpu, "least") };
+    let needed = match run(&least, &mut Memory::default()) {
+        Err(TrainError::Memory { needed, .. }) => needed,
+        other => panic!("{other:?}"),
+    };
+    // What the plans need, and nothing for pictures.
+    let tight = TrainOptions { memory_available: Some(needed), ..with(Cache::Gpu, "tight") };
+    match run(&tight, &mut Memory::default()) {
+        Err(TrainError::Memory { what, available: 0, .. }) => assert_eq!(what, "--cache gpu"),
+        other => panic!("{other:?}"),
+    }
+    assert!(!tight.project.join("tight").exists());
 }

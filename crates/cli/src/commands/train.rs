@@ -131,9 +131,9 @@ pub struct TrainArgs {
     /// Threads that load images; auto fits the machine
     #[arg(long, value_name = "N|auto", default_value_t = Workers::default(), help_heading = "Machine")]
     workers: Workers,
-    /// Keep decoded images between epochs: all in memory, in files of the user's cache folder, or only those of the
-    /// validation in memory
-    #[arg(long, value_name = "WHERE", num_args = 0..=1, default_missing_value = "ram", value_parser = ["none", "ram", "disk", "val"], help_heading = "Machine")]
+    /// Keep decoded images between epochs: all in memory, in files of the user's cache folder, only those of the
+    /// validation in memory, those of the training on the GPU, or wherever the machine has room
+    #[arg(long, value_name = "WHERE", num_args = 0..=1, default_missing_value = "ram", value_parser = ["none", "ram", "disk", "val", "gpu", "auto"], help_heading = "Machine")]
     cache: Option<String>,
     /// Most bytes of the step's arena, such as 2GiB; weights, validation and images come on top. Parts of the forward
     /// pass are computed twice where needed
@@ -223,6 +223,8 @@ fn options(args: TrainArgs, given: Vec<String>) -> TrainOptions {
             Some("ram") => Cache::Ram,
             Some("disk") => Cache::Disk,
             Some("val") => Cache::Val,
+            Some("gpu") => Cache::Gpu,
+            Some("auto") => Cache::Auto,
             _ => Cache::None,
         },
         device: args.compute.device,

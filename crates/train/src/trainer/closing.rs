@@ -3,6 +3,7 @@
 use super::Run;
 use crate::checkpoint::{self, RunTensors};
 use crate::evaluate::{EvalSettings, Evaluation, evaluate};
+use crate::saving::Snapshot;
 use crate::schedule::Iteration;
 use crate::summary::{TrainEnd, TrainSummary};
 use crate::table::table;
@@ -19,7 +20,7 @@ impl Run {
         evaluation: Option<Evaluation>,
         observer: &mut dyn Observer,
     ) -> Result<bool, TrainError> {
-        self.keep_epoch(at, tensors, evaluation, observer).map_err(|e| self.while_saving(e))
+        self.keep_epoch(at, tensors, evaluation, observer).map_err(|e| self.saver.explained(e))
     }
 
     fn keep_epoch(
@@ -68,15 +69,9 @@ impl Run {
             self.unsaved_best = Some(tensors.ema.clone());
         }
         if !self.state.options.nosave || ends {
-            // The state last: were the run killed in between, the older one would do this epoch again with all its files.
-            self.save_best()?;
             let period = usize::try_from(self.state.options.save_period).unwrap_or(0);
-            if period > 0 && epoch.is_multiple_of(period) {
-                let path = self.folder.join("weights").join(format!("epoch{epoch}.safetensors"));
-                checkpoint::save_weights(&path, &self.model, &self.names, &self.state, epoch + 1, &tensors.ema)?;
-            }
-            checkpoint::save_last(&self.last(), &self.model, &self.names, &self.state, tensors)?;
-            self.wrote_last = true;
+            let keep = (period > 0 && epoch.is_multiple_of(period)).then_some(epoch);
+            self.save(tensors, keep)?;
         }
         if stops {
             observer.info(&format!(
@@ -87,39 +82,24 @@ impl Run {
         Ok(stops)
     }
 
-    fn save_best(&mut self) -> Result<(), TrainError> {
-        match self.unsaved_best.take() {
-            Some(ema) => {
-                let epochs = self.state.stopping.best_epoch + 1;
-                checkpoint::save_weights(&self.best(), &self.model, &self.names, &self.state, epochs, &ema)
-            }
-            None => Ok(()),
-        }
+    /// Starts to write what the run is made of now, and the weights of epoch `keep` in a file of their own.
+    fn save(&mut self, tensors: RunTensors, keep: Option<usize>) -> Result<(), TrainError> {
+        let (state, best) = (self.state.clone(), self.unsaved_best.take());
+        self.saver.save(Snapshot { state, tensors, best, keep })
     }
 
     pub(super) fn interrupted(&mut self) -> Result<TrainSummary, TrainError> {
         let tensors = self.tensors()?;
-        self.save_best()
-            .and_then(|()| checkpoint::save_last(&self.last(), &self.model, &self.names, &self.state, tensors))
-            .map_err(|e| self.while_saving(e))?;
-        self.wrote_last = true;
+        self.save(tensors, None)?;
+        self.saver.settle()?;
         Ok(self.summary(TrainEnd::Interrupted))
-    }
-
-    /// What the disk refused, with what is left of the run.
-    fn while_saving(&self, error: TrainError) -> TrainError {
-        let (path, source) = match error {
-            TrainError::Model(model::ModelError::Io { path, source }) => (path, source),
-            TrainError::Report(report::Error::Io { path, source, .. }) => (path, source),
-            other => return other,
-        };
-        TrainError::Save { path, source, kept: Some(self.last()).filter(|last| self.wrote_last && last.is_file()) }
     }
 
     /// The best weights once more, with the table of classes and pictures.
     pub(super) fn finish(&mut self, end: TrainEnd, observer: &mut dyn Observer) -> Result<TrainSummary, TrainError> {
+        self.saver.settle()?;
         if self.validation.is_some() && !observer.should_stop() {
-            let best = self.best();
+            let best = self.saver.best();
             let ema = if best.is_file() { checkpoint::load_weights(&best)?.tensors } else { self.tensors()?.ema };
             let drawn = !self.state.options.noplots;
             if let Some(validation) = &mut self.validation {
@@ -146,8 +126,8 @@ impl Run {
         let there = |path: PathBuf| Some(path).filter(|p| p.is_file());
         TrainSummary {
             folder: self.folder.clone(),
-            last: there(self.last()),
-            best: there(self.best()).filter(|_| self.state.stopping.seen),
+            last: there(self.saver.last()),
+            best: there(self.saver.best()).filter(|_| self.state.stopping.seen),
             epochs: self.state.epoch,
             end,
             metrics: self.state.best,

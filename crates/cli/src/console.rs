@@ -11,7 +11,7 @@ use report::tables::{TrainingRow, training_header, training_row};
 use std::io::{ErrorKind, Write};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
-use train::{Observer, Progress, TrainProgress};
+use train::{Observer, Progress, Quantity, Reading, TrainProgress};
 
 /// The first line that could not be written to stdout, and why.
 static LOST: Mutex<Option<String>> = Mutex::new(None);
@@ -121,18 +121,9 @@ impl Console {
             _ => Instant::now().checked_sub(first_batch_time(p)).unwrap_or_else(Instant::now),
         };
         self.epoch_start = Some((p.epoch, start));
-        let [box_loss, class_loss, dfl_loss] = p.losses;
         let epoch_time = start.elapsed() + p.eta;
         let whole = p.eta + epoch_time * u32::try_from(p.epochs.saturating_sub(p.epoch + 1)).unwrap_or(u32::MAX);
-        let columns = [
-            (0, format!("epoch {}/{}", p.epoch, p.epochs.saturating_sub(1))),
-            (2, format!("box {box_loss:.3}")),
-            (3, format!("cls {class_loss:.3}")),
-            (4, format!("dfl {dfl_loss:.3}")),
-            (5, format!("{:.1} img/s", p.images_per_second)),
-            (6, format!("epoch {}", clock(p.eta))),
-            (1, format!("run {}", clock(whole))),
-        ];
+        let columns = training_columns(p, whole);
         self.draw(Stage::Epoch(p.epoch), p.done, p.total, &columns);
         if p.done >= p.total {
             self.row(p, start.elapsed());
@@ -224,6 +215,43 @@ impl Bar {
     }
 }
 
+/// What the bar of an epoch says, with the rank of each column; `whole` is the time to the end of the run.
+///
+/// Where a card is watched, what it does is worth more than single losses: 80 characters show how busy it is and whether
+/// it waits, 120 what it takes, 170 all of it.
+fn training_columns(p: &TrainProgress, whole: Duration) -> Vec<(u8, String)> {
+    let [box_loss, class_loss, dfl_loss] = p.losses;
+    let card = card_columns(p);
+    let later = if card.is_empty() { 0 } else { 6 };
+    let mut columns = vec![
+        (0, format!("epoch {}/{}", p.epoch, p.epochs.saturating_sub(1))),
+        (2, format!("box {box_loss:.3}")),
+        (3 + later, format!("cls {class_loss:.3}")),
+        (4 + later, format!("dfl {dfl_loss:.3}")),
+        (if later > 0 { 4 } else { 5 }, format!("{:.1} img/s", p.images_per_second)),
+        (if later > 0 { 5 } else { 6 }, format!("wait {:.0}%", 100.0 * p.data_wait)),
+    ];
+    columns.extend(card);
+    columns.push((7 + later, format!("epoch {}", clock(p.eta))));
+    columns.push((1, format!("run {}", clock(whole))));
+    columns
+}
+
+/// What a card tells and what is known of it, none of it without one.
+fn card_columns(p: &TrainProgress) -> Vec<(u8, String)> {
+    let told = |quantity| p.card.as_deref().and_then(|reading: &Reading| reading.get(quantity));
+    let columns = [
+        (3, told(Quantity::Utilisation).map(|percent| format!("GPU {percent:.0}%"))),
+        (11, p.mfu.map(|share| format!("MFU {:.0}%", 100.0 * share))),
+        (6, told(Quantity::MemoryUsed).map(|bytes| format!("{:.1}G", bytes / 1e9))),
+        (7, told(Quantity::Power).map(|watts| format!("{watts:.0}W"))),
+        (8, told(Quantity::Temperature).map(|celsius| format!("{celsius:.0}C"))),
+        (12, told(Quantity::SmClock).map(|clock| format!("{clock:.0}MHz"))),
+        (14, told(Quantity::Upload).map(|rate| format!("up {:.1}GB/s", rate / 1e3))),
+    ];
+    columns.into_iter().filter_map(|(rank, text)| Some((rank, text?))).collect()
+}
+
 /// Columns of the terminal that bars are drawn on.
 fn terminal_width() -> usize {
     terminal_size::terminal_size_of(std::io::stderr()).map_or(usize::MAX, |(width, _)| usize::from(width.0))
@@ -280,6 +308,68 @@ mod tests {
         assert_eq!(fitting(&columns, 4), "epoc");
         assert_eq!(fitting(&columns, 0), "");
         assert_eq!(fitting(&[], 10), "");
+    }
+
+    fn progress(card: Option<Reading>) -> TrainProgress {
+        TrainProgress {
+            epoch: 3,
+            epochs: 500,
+            done: 100,
+            total: 7393,
+            losses: [1.2345, 0.5678, 1.1111],
+            instances: 123,
+            image_size: 640,
+            memory: 1 << 30,
+            images_per_second: 1234.56,
+            data_wait: 0.034,
+            mfu: None,
+            card: card.map(Box::new),
+            eta: Duration::from_secs(95),
+        }
+    }
+
+    /// The bar's text where the terminal has so many columns.
+    fn bar(width: usize, card: Option<Reading>) -> String {
+        let progress =
+            TrainProgress { mfu: card.and_then(|c| c.get(Quantity::SmClock)).map(|_| 0.314), ..progress(card) };
+        let columns = training_columns(&progress, Duration::from_secs(47_000));
+        fitting(&columns, width - "  7393/7393".len())
+    }
+
+    #[test]
+    fn the_bar_of_an_epoch_tells_the_most_important_of_few_columns_and_all_of_many() {
+        assert_eq!(bar(80, None), "epoch 3/499  box 1.234  cls 0.568  dfl 1.111  run 13:03:20");
+        assert_eq!(
+            bar(120, None),
+            "epoch 3/499  box 1.234  cls 0.568  dfl 1.111  1234.6 img/s  wait 3%  epoch 1:35  run 13:03:20"
+        );
+        let card = Reading::default()
+            .with(Quantity::Utilisation, 98.0)
+            .with(Quantity::MemoryUsed, 91.26e9)
+            .with(Quantity::Power, 612.4)
+            .with(Quantity::Temperature, 64.0)
+            .with(Quantity::SmClock, 1980.0)
+            .with(Quantity::Upload, 3140.0);
+        assert_eq!(bar(80, Some(card)), "epoch 3/499  box 1.234  1234.6 img/s  wait 3%  GPU 98%  run 13:03:20");
+        assert_eq!(
+            bar(120, Some(card)),
+            "epoch 3/499  box 1.234  cls 0.568  dfl 1.111  1234.6 img/s  wait 3%  GPU 98%  91.3G  612W  64C  run 13:03:20"
+        );
+        assert_eq!(
+            bar(170, Some(card)),
+            "epoch 3/499  box 1.234  cls 0.568  dfl 1.111  1234.6 img/s  wait 3%  GPU 98%  MFU 31%  91.3G  612W  64C  \
+             1980MHz  up 3.1GB/s  epoch 1:35  run 13:03:20"
+        );
+    }
+
+    #[test]
+    fn what_a_card_does_not_tell_takes_no_place() {
+        let card = Reading::default().with(Quantity::Power, 70.0);
+        assert_eq!(
+            bar(200, Some(card)),
+            "epoch 3/499  box 1.234  cls 0.568  dfl 1.111  1234.6 img/s  wait 3%  70W  epoch 1:35  run 13:03:20"
+        );
+        assert_eq!(bar(200, Some(Reading::default())), bar(200, None));
     }
 
     #[test]

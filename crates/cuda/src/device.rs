@@ -3,7 +3,7 @@
 use crate::error::{CudaError, Result};
 use crate::libraries::{Library, load};
 use cudarc::driver::sys::{CUdevice_attribute as Attribute, CUevent_flags};
-use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result, sys};
 use std::sync::Arc;
 
 /// What a card is.
@@ -87,6 +87,20 @@ impl Gpu {
         &self.properties
     }
 
+    /// The card's place on the PCI bus, such as `0000:1b:00.0`: the same in every library, whatever `CUDA_VISIBLE_DEVICES`
+    /// says.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn pci_bus_id(&self) -> Result<String> {
+        // The longest is `00000000:00:00.0` with its end.
+        let mut text = [0u8; 32];
+        let (room, device) = (text.len() as i32, self.context.cu_device());
+        // SAFETY: the driver writes a text with its end, into `room` bytes at most, which are there.
+        unsafe { sys::cuDeviceGetPCIBusId(text.as_mut_ptr().cast(), room, device) }.result()?;
+        Ok(text.iter().take_while(|&&byte| byte != 0).map(|&byte| char::from(byte)).collect())
+    }
+
     /// Free and total bytes of memory, as the driver counts them.
     ///
     /// # Errors
@@ -102,6 +116,11 @@ impl Gpu {
     /// What the driver says.
     pub(crate) fn event(&self) -> Result<CudaEvent> {
         Ok(self.context.new_event(Some(CUevent_flags::CU_EVENT_DISABLE_TIMING))?)
+    }
+
+    /// An event whose time can be read.
+    pub(crate) fn timing_event(&self) -> Result<CudaEvent> {
+        Ok(self.context.new_event(Some(CUevent_flags::CU_EVENT_DEFAULT))?)
     }
 
     /// Waits for everything that was launched.

@@ -21,6 +21,10 @@ pub enum CudaError {
     Operands { kernel: &'static str, what: String },
     #[error("CUDA driver: {0}")]
     Driver(#[from] cudarc::driver::DriverError),
+    #[error("NVML: {0}")]
+    Nvml(#[from] nvml_wrapper::error::NvmlError),
+    #[error("no thread for telemetry: {0}")]
+    Thread(std::io::Error),
     #[error("NVRTC: result {code} from {call}")]
     Nvrtc { call: &'static str, code: u32 },
     #[error("{source_name} does not compile for {architecture}:\n{log}")]

@@ -15,13 +15,14 @@ use crate::profile::{OpTime, Peaks, Timer, summary};
 use crate::regions::Regions;
 use crate::schedule;
 use crate::view::Format;
-use cudarc::driver::CudaGraph;
+use cudarc::driver::{CudaEvent, CudaGraph};
 use graph::{
     Backend, CommitReport, CommitStep, DType, ExecError, Executor, Kind, LossScale, Op, Plan, PlanId, Precision,
     Region, StateSpec, TensorId, Ticket,
 };
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// How a card computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +65,8 @@ pub struct CudaExecutor {
     committer: Committer,
     inputs: Inputs,
     answers: Answers<(PlanId, TensorId)>,
+    /// The last run or commit is done.
+    done: CudaEvent,
     plans: Vec<Prepared>,
     usage: Usage,
     registry: Registry,
@@ -99,6 +102,7 @@ impl CudaExecutor {
             committer,
             inputs: Inputs::new(gpu)?,
             answers: Answers::new(gpu)?,
+            done: gpu.event()?,
             plans: Vec::new(),
             usage: Usage::default(),
             registry: Registry::standard(),
@@ -270,6 +274,11 @@ impl CudaExecutor {
         unsafe { self.inputs.send(offset, bytes, to) }.map_err(device)
     }
 
+    /// From here on the card is busy until what was launched is done.
+    fn note_end(&self) -> std::result::Result<(), ExecError> {
+        self.done.record(self.gpu.stream()).map_err(|error| device(error.into()))
+    }
+
     /// An arena that could not grow is gone, and with it the room of every plan.
     fn check_room(&self, plan: &Plan) -> std::result::Result<(), ExecError> {
         let bytes = plan.memory().arena;
@@ -373,7 +382,19 @@ impl Executor for CudaExecutor {
         self.settle(plan)?;
         let launched = self.launch(plan).map_err(device);
         self.inputs.advance();
-        launched
+        launched?;
+        self.note_end()
+    }
+
+    fn busy(&self) -> std::result::Result<bool, ExecError> {
+        self.gpu.context().bind_to_thread().map_err(|error| device(error.into()))?;
+        // An event that was never recorded is complete.
+        let done = self.done.try_is_complete().map_err(|error| device(error.into()))?;
+        Ok(!done)
+    }
+
+    fn upload_wait(&self) -> Duration {
+        self.inputs.waited()
     }
 
     fn download(&self, plan: PlanId, tensor: TensorId) -> std::result::Result<Vec<f32>, ExecError> {
@@ -400,7 +421,9 @@ impl Executor for CudaExecutor {
         if self.regions.spec().optimizer.is_none_or(|kept| kept.states() < states) {
             return Err(ExecError::NoRegion(Region::State(states - 1)));
         }
-        self.committer.start(&self.engine, &self.regions, step).map_err(device)
+        let ticket = self.committer.start(&self.engine, &self.regions, step).map_err(device)?;
+        self.note_end()?;
+        Ok(ticket)
     }
 
     fn finish_commit(&mut self, ticket: Ticket) -> std::result::Result<CommitReport, ExecError> {

@@ -8,6 +8,7 @@ mod staging;
 
 pub use shelf::{Claims, Resident};
 
+use crate::arrival::Arrival;
 use crate::device::{Buffer, Gpu};
 use crate::error::{CudaError, Result};
 use crate::kernels::{Render, RenderImage, RenderTable};
@@ -16,6 +17,7 @@ use cudarc::driver::{CudaEvent, CudaStream, result};
 use shelf::Key;
 use staging::Staging;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A picture to be put on the card.
 #[derive(Clone, Copy, Debug)]
@@ -65,6 +67,7 @@ pub struct ImagePool {
     rendered: Option<Buffer>,
     batches: [Slot; 2],
     at: usize,
+    waited: Duration,
 }
 
 /// A launch of the renderer: what, to which address, at which height and width.
@@ -79,6 +82,7 @@ struct Slot {
     copied: CudaEvent,
     /// The card is done with them.
     rendered: CudaEvent,
+    arrival: Arrival,
 }
 
 impl ImagePool {
@@ -93,7 +97,8 @@ impl ImagePool {
         // It is cleared on the other stream.
         gpu.synchronize()?;
         let slot = || -> Result<Slot> {
-            Ok(Slot { number: None, tables: None, copied: gpu.event()?, rendered: gpu.event()? })
+            let (copied, rendered, arrival) = (gpu.event()?, gpu.event()?, Arrival::new(gpu)?);
+            Ok(Slot { number: None, tables: None, copied, rendered, arrival })
         };
         Ok(Self {
             kernel: Render::load(gpu)?,
@@ -105,6 +110,7 @@ impl ImagePool {
             copies,
             memory,
             at: 0,
+            waited: Duration::ZERO,
         })
     }
 
@@ -116,6 +122,11 @@ impl ImagePool {
     /// Bytes that pictures may take.
     pub fn budget(&self) -> u64 {
         self.memory.bytes() as u64
+    }
+
+    /// Time in which the card waited for pictures from the host and had nothing else to do: of all batches but the last two.
+    pub fn waited(&self) -> Duration {
+        self.waited
     }
 
     /// What other threads ask whether a picture is here.
@@ -133,6 +144,8 @@ impl ImagePool {
         self.at ^= 1;
         let slot = &mut self.batches[self.at];
         slot.rendered.synchronize()?;
+        self.waited += slot.arrival.take()?;
+        slot.arrival.begin(&self.gpu)?;
         if let Some(done) = slot.number.replace(number) {
             self.claims.shelf().batch_is_done(done);
         }
@@ -271,6 +284,7 @@ impl ImagePool {
         // All pictures went the same way before.
         slot.copied.record(&self.copies)?;
         gpu.stream().wait(&slot.copied)?;
+        slot.arrival.end(gpu)?;
         let launched = passes.iter().zip(starts).try_for_each(|(&(table, out, hw), start)| {
             // SAFETY: the table is there, the pictures are there, and the rest is the caller's promise.
             unsafe { self.kernel.run(table, card.address() + start as u64, out, hw) }

@@ -4,6 +4,7 @@
 //! arena once the run before it is done: 79 MB (64 pictures of 640 x 640) take 1.6 ms over PCIe, which nobody waits for,
 //! and 40 us inside of the card.
 
+use crate::arrival::Arrival;
 use crate::device::{Buffer, Gpu};
 use crate::error::Result;
 use crate::pinned::Pinned;
@@ -11,6 +12,7 @@ use cudarc::driver::{CudaEvent, CudaStream, result};
 use graph::{Kind, Plan, TensorId};
 use rayon::prelude::*;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Copies of this size are shared between threads.
 const PART: usize = 4 << 20;
@@ -36,6 +38,7 @@ pub(crate) struct Inputs {
     copies: Arc<CudaStream>,
     slots: Option<[Slot; SLOTS]>,
     at: usize,
+    waited: Duration,
 }
 
 struct Slot {
@@ -45,6 +48,8 @@ struct Slot {
     copied: CudaEvent,
     /// The arena has what was in the card's part.
     taken: CudaEvent,
+    /// Of the first part.
+    arrival: Arrival,
     /// Offsets that were written since the last run.
     written: Vec<usize>,
 }
@@ -53,12 +58,18 @@ impl Inputs {
     /// # Errors
     /// What the driver says.
     pub fn new(gpu: &Gpu) -> Result<Self> {
-        Ok(Self { gpu: gpu.clone(), copies: gpu.context().new_stream()?, slots: None, at: 0 })
+        Ok(Self { gpu: gpu.clone(), copies: gpu.context().new_stream()?, slots: None, at: 0, waited: Duration::ZERO })
     }
 
     /// Bytes on the card.
     pub fn card_bytes(&self) -> u64 {
         self.slots.iter().flatten().map(|s| s.card.bytes() as u64).sum()
+    }
+
+    /// Time in which the card waited for the first part of batches, where they have pixels those, and had nothing else to
+    /// do: of all batches but the last two.
+    pub fn waited(&self) -> Duration {
+        self.waited
     }
 
     /// Makes room for batches of so many bytes.
@@ -75,7 +86,8 @@ impl Inputs {
         let slot = || -> Result<Slot> {
             let (host, card) = (Pinned::new(&self.gpu, bytes)?, self.gpu.allocate(bytes)?);
             let (copied, taken) = (self.gpu.event()?, self.gpu.event()?);
-            Ok(Slot { host, card, copied, taken, written: Vec::with_capacity(8) })
+            let arrival = Arrival::new(&self.gpu)?;
+            Ok(Slot { host, card, copied, taken, arrival, written: Vec::with_capacity(8) })
         };
         self.slots = Some([slot()?, slot()?]);
         Ok(())
@@ -97,6 +109,11 @@ impl Inputs {
             slot.copied.synchronize()?;
             self.copies.wait(&slot.taken)?;
         }
+        let first = slot.written.is_empty();
+        if first {
+            self.waited += slot.arrival.take()?;
+            slot.arrival.begin(&self.gpu)?;
+        }
         slot.written.push(offset);
         // SAFETY: other copies of this batch read other parts, earlier ones are done.
         let target = unsafe { &mut slot.host.get_mut()[offset..offset + values.len()] };
@@ -110,6 +127,9 @@ impl Inputs {
         unsafe { result::memcpy_htod_async(card, target, self.copies.cu_stream()) }?;
         slot.copied.record(&self.copies)?;
         main.wait(&slot.copied)?;
+        if first {
+            slot.arrival.end(&self.gpu)?;
+        }
         // SAFETY: the caller's promise.
         unsafe { result::memcpy_dtod_async(to, card, values.len(), main.cu_stream()) }?;
         Ok(slot.taken.record(main)?)

@@ -6,6 +6,7 @@
 
 mod answers;
 mod arena;
+mod arrival;
 mod backend;
 mod captured;
 mod commit;
@@ -23,10 +24,12 @@ mod image_pool;
 mod inputs;
 pub mod kernels;
 pub mod libraries;
+mod peak;
 mod pinned;
 mod profile;
 mod regions;
 pub mod schedule;
+pub mod telemetry;
 mod transfer;
 mod upload_rate;
 mod view;
@@ -39,6 +42,7 @@ pub use error::{CudaError, Result};
 pub use executor::{CudaExecutor, CudaOptions};
 pub use footprint::{CONTEXT_BYTES, CardBytes, LIBRARY_BYTES, footprint};
 pub use image_pool::{Claims, ImagePool, NewPicture, RenderBatch, Resident};
+pub use peak::dense_peak;
 pub use profile::{OpTime, Peaks};
 pub use upload_rate::upload_seconds;
 pub use view::{Format, View};

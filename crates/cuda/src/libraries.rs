@@ -17,6 +17,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Library {
     Driver,
+    Nvml,
     Nvrtc,
     CublasLt,
     Cudnn,
@@ -24,12 +25,13 @@ pub enum Library {
 }
 
 impl Library {
-    pub const ALL: [Library; 5] = [Self::Driver, Self::Nvrtc, Self::CublasLt, Self::Cudnn, Self::Nccl];
+    pub const ALL: [Library; 6] = [Self::Driver, Self::Nvml, Self::Nvrtc, Self::CublasLt, Self::Cudnn, Self::Nccl];
 
     /// As NVIDIA calls it.
     pub fn name(self) -> &'static str {
         match self {
             Self::Driver => "the CUDA driver",
+            Self::Nvml => "NVML",
             Self::Nvrtc => "NVRTC",
             Self::CublasLt => "cuBLASLt",
             Self::Cudnn => "cuDNN",
@@ -41,6 +43,7 @@ impl Library {
     pub fn files(self) -> &'static [&'static str] {
         match self {
             Self::Driver => &["libcuda.so.1"],
+            Self::Nvml => &["libnvidia-ml.so.1"],
             Self::Nvrtc => &["libnvrtc.so.13", "libnvrtc.so.12"],
             Self::CublasLt => &["libcublasLt.so.13", "libcublasLt.so.12"],
             Self::Cudnn => &["libcudnn.so.9"],
@@ -52,6 +55,9 @@ impl Library {
     pub fn install_command(self) -> &'static str {
         match self {
             Self::Driver => "install NVIDIA's driver 580 or newer from your distribution, then reboot",
+            Self::Nvml => {
+                "install NVIDIA's driver 580 or newer; in a container, add utility to NVIDIA_DRIVER_CAPABILITIES"
+            }
             Self::Nvrtc => "pip install nvidia-cuda-nvrtc",
             Self::CublasLt => "pip install nvidia-cublas",
             Self::Cudnn => "pip install nvidia-cudnn-cu13",
@@ -96,8 +102,8 @@ pub fn find(library: Library) -> Option<PathBuf> {
 
 /// The newest file of the first folder that has one: one environment serves all that it can.
 fn find_in(library: Library, folders: &[PathBuf]) -> Option<PathBuf> {
-    // The driver belongs to the system. What toolkits bring under its name are stubs.
-    if library == Library::Driver {
+    // The driver and what comes with it belong to the system. What toolkits bring under their names are stubs.
+    if matches!(library, Library::Driver | Library::Nvml) {
         return None;
     }
     folders.iter().find_map(|folder| library.files().iter().map(|file| folder.join(file)).find(|p| p.is_file()))
@@ -260,6 +266,7 @@ pub fn version(library: Library) -> Result<String> {
                 symbol::<OneNumber>(library, "cuDriverGetVersion")?(&mut v);
                 format!("{}.{}", v / 1000, v % 1000 / 10)
             }
+            Library::Nvml => crate::telemetry::version()?,
             Library::Nvrtc => {
                 let (mut major, mut minor) = (0, 0);
                 symbol::<TwoNumbers>(library, "nvrtcVersion")?(&mut major, &mut minor);
@@ -289,9 +296,11 @@ mod tests {
     fn the_first_folder_that_has_a_library_serves_it() {
         let held = tempfile::tempdir().expect("a folder");
         let folders: Vec<PathBuf> = ["none", "old", "new"].iter().map(|name| held.path().join(name)).collect();
-        for (folder, files) in
-            folders.iter().zip([&[][..], &["libnvrtc.so.12"], &["libnvrtc.so.12", "libnvrtc.so.13", "libcuda.so.1"]])
-        {
+        for (folder, files) in folders.iter().zip([
+            &[][..],
+            &["libnvrtc.so.12"],
+            &["libnvrtc.so.12", "libnvrtc.so.13", "libcuda.so.1", "libnvidia-ml.so.1"],
+        ]) {
             std::fs::create_dir(folder).expect("a folder");
             for file in files {
                 std::fs::write(folder.join(file), "").expect("a file");
@@ -300,7 +309,9 @@ mod tests {
         assert_eq!(find_in(Library::Nvrtc, &folders), Some(folders[1].join("libnvrtc.so.12")));
         assert_eq!(find_in(Library::Nvrtc, &folders[2..]), Some(folders[2].join("libnvrtc.so.13")));
         assert_eq!(find_in(Library::Cudnn, &folders), None);
-        assert_eq!(find_in(Library::Driver, &folders), None, "toolkits bring stubs only");
+        for library in [Library::Driver, Library::Nvml] {
+            assert_eq!(find_in(library, &folders), None, "toolkits bring stubs only");
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@ use crate::engine::Engine;
 use crate::error::Result;
 use crate::view::Format;
 use crate::work::{OpWork, work};
-use cudarc::driver::{CudaEvent, result, sys};
+use cudarc::driver::{CudaEvent, result};
 use graph::{Op, Plan};
 use std::ffi::c_void;
 use std::time::{Duration, Instant};
@@ -100,16 +100,12 @@ fn copy_rate(gpu: &Gpu) -> Result<f64> {
     // SAFETY: two buffers of this size.
     let copy = || unsafe { result::memcpy_dtod_async(to.address(), from.address(), BYTES, gpu.stream().cu_stream()) };
     copy()?;
-    let (start, end) = (event(gpu)?, event(gpu)?);
+    let (start, end) = (gpu.timing_event()?, gpu.timing_event()?);
     start.record(gpu.stream())?;
     (0..REPEATS).try_for_each(|_| copy())?;
     end.record(gpu.stream())?;
     end.synchronize()?;
     Ok((2 * BYTES * REPEATS) as f64 / (1e-3 * f64::from(start.elapsed_ms(&end)?)))
-}
-
-fn event(gpu: &Gpu) -> Result<CudaEvent> {
-    Ok(gpu.context().new_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT))?)
 }
 
 /// Ops that are launched behind one pause. The card's queue holds about a thousand entries, and an op takes a few.
@@ -132,7 +128,7 @@ impl Timer {
     /// # Errors
     /// What the driver says.
     pub fn new(gpu: &Gpu, ops: usize) -> Result<Self> {
-        let pair = |_| Ok([event(gpu)?, event(gpu)?]);
+        let pair = |_| Ok([gpu.timing_event()?, gpu.timing_event()?]);
         Ok(Self { events: (0..ops).map(pair).collect::<Result<_>>()? })
     }
 

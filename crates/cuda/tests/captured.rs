@@ -13,6 +13,7 @@ use graph::{
 use parity::detections::Detector;
 use parity::{Packed, Step, filled, load, pictures};
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 const CASE: &str = "yolov9-cmicro-nc5";
 const BATCH: usize = 2;
@@ -89,6 +90,28 @@ fn a_recorded_step_read_late_gives_the_bits_of_one_launched_and_waited_for() {
             assert!(reports.iter().all(|r| r.applied && r.grad_norm > 0.0), "{reports:?}");
         }
     }
+}
+
+#[test]
+fn a_card_with_nothing_else_to_do_waits_for_its_inputs_and_is_not_busy() {
+    let Some(card) = Card::open(Precision::F32, false) else { return };
+    // Some megabytes, which take a while.
+    let size = [640, 640];
+    let mut step = step_on(&card, OptimizerKind::Sgd, size);
+    let start = Instant::now();
+    let mut last = Duration::ZERO;
+    for number in 1..=5 {
+        assert!(!step.executor.busy().expect("told"), "before batch {number}");
+        batch(&mut step, number, size);
+        step.write_inputs();
+        step.executor.run(step.plan).expect("a run");
+        card.engine.gpu().synchronize().expect("done");
+        let waited = step.executor.upload_wait();
+        // Of a batch it is known when its place is used again.
+        assert!(if number < 3 { waited == Duration::ZERO } else { waited > last }, "{waited:?} after batch {number}");
+        last = waited;
+    }
+    assert!(last < start.elapsed(), "{last:?}");
 }
 
 #[test]

@@ -11,6 +11,7 @@ use graph::{CompileOptions, DType, ExecError, Executor, GraphBuilder, Precision,
 use kernels_common::*;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Width and height of the pictures, and the same as height and width.
 const OUT: [u32; 2] = [64, 48];
@@ -59,6 +60,26 @@ fn pictures_are_what_was_put_in_however_often_they_are_pushed_out() {
         }
     }
     assert!(sent > 40 && found > 40, "{sent} sent, {found} found");
+}
+
+#[test]
+fn a_card_with_nothing_else_to_do_waits_for_pictures() {
+    let Some(gpu) = gpu() else { return };
+    let mut pool = ImagePool::new(&gpu, 4 * BYTES as u64).unwrap();
+    let mut out = gpu.allocate(BYTES).unwrap();
+    let (start, mut last) = (Instant::now(), Duration::ZERO);
+    for number in 1..=5 {
+        pool.begin(number).unwrap();
+        // Of a batch it is known when the next but one begins.
+        let waited = pool.waited();
+        assert!(if number < 3 { waited.is_zero() } else { waited > last }, "{waited:?} at batch {number}");
+        last = waited;
+        let place = pool.put(&[NewPicture { sample: None, wh: OUT, pixels: &pixels(0) }]).unwrap()[0];
+        let images = [RenderImage::finished(place.at, OUT)];
+        pool.render(&RenderBatch { images: &images, hw: HW, out_hw: HW }, &mut out).unwrap();
+        gpu.synchronize().unwrap();
+    }
+    assert!(last < start.elapsed(), "{last:?}");
 }
 
 #[test]

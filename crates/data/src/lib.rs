@@ -26,6 +26,7 @@ pub mod rect;
 pub mod render;
 pub mod resize;
 pub mod scan;
+pub mod times;
 pub mod validation;
 
 pub use dataset::{Dataset, Split};
@@ -37,3 +38,4 @@ pub use picture::Picture;
 pub use pool::{CacheMode, ImagePool, Purpose};
 pub use recipe::{AugmentConfig, Partners, Recipe, RecipeMaker};
 pub use scan::{Sample, ScanOptions, ScanReport, Scanned, scan};
+pub use times::LoadTimes;

@@ -11,9 +11,10 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
@@ -210,6 +211,23 @@ impl<I: Iterator<Item = Vec<Task>>> Loader<I> {
         self.early.len()
     }
 
+    /// Waits for the next batch, at most so long. `false` where it is not there yet; otherwise `next` gives at once what
+    /// there is: a batch, an error, or the end.
+    pub fn wait(&mut self, at_most: Duration) -> bool {
+        self.top_up();
+        let start = Instant::now();
+        while self.next_out != self.next_in && !self.early.contains_key(&self.next_out) {
+            match self.results.recv_timeout(at_most.saturating_sub(start.elapsed())) {
+                Ok((number, message)) => {
+                    self.early.insert(number, message);
+                }
+                Err(RecvTimeoutError::Timeout) => return false,
+                Err(RecvTimeoutError::Disconnected) => return true,
+            }
+        }
+        true
+    }
+
     fn top_up(&mut self) {
         while !self.exhausted && self.next_in - self.next_out < self.prefetch {
             let Some(tasks) = self.work.next() else {
@@ -280,25 +298,33 @@ fn work_off(pool: &ImagePool, kept: Option<&Kept>, queue: &Mutex<Receiver<Job>>,
     let mut scratch = Scratch::default();
     loop {
         let job = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        let Ok(Job { batch, slot, task }) = job else { return };
-        let kept = kept.map(|kept| |sample: usize| kept(sample, batch.number));
-        let kept = kept.as_ref().map(|kept| kept as &dyn Fn(usize) -> bool);
-        let work = || perform(pool, task, kept, &mut scratch);
-        let attempt = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-        // Only a mistake of ours panics here; the batch must still come out, or its taker waits for ever.
-        let done = attempt.ok();
-        if done.is_none() {
-            scratch = Scratch::default();
-        }
-        batch.slots.lock().unwrap_or_else(PoisonError::into_inner)[slot] = done;
-        if batch.left.fetch_sub(1, Ordering::AcqRel) == 1 {
-            let slots = std::mem::take(&mut *batch.slots.lock().unwrap_or_else(PoisonError::into_inner));
-            let message = assemble(batch.number, slots, pool.all_failed());
-            if sender.send((batch.number, message)).is_err() {
-                return;
-            }
+        let Ok(job) = job else { return };
+        let number = job.batch.number;
+        if let Some(message) = pool.clocks().work(|| work(pool, job, kept, &mut scratch))
+            && sender.send((number, message)).is_err()
+        {
+            return;
         }
     }
+}
+
+/// Makes a sample, and of the last one its batch.
+fn work(pool: &ImagePool, job: Job, kept: Option<&Kept>, scratch: &mut Scratch) -> Option<Message> {
+    let Job { batch, slot, task } = job;
+    let kept = kept.map(|kept| |sample: usize| kept(sample, batch.number));
+    let kept = kept.as_ref().map(|kept| kept as &dyn Fn(usize) -> bool);
+    let attempt = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| perform(pool, task, kept, scratch)));
+    // Only a mistake of ours panics here; the batch must still come out, or its taker waits for ever.
+    let done = attempt.ok();
+    if done.is_none() {
+        *scratch = Scratch::default();
+    }
+    batch.slots.lock().unwrap_or_else(PoisonError::into_inner)[slot] = done;
+    if batch.left.fetch_sub(1, Ordering::AcqRel) != 1 {
+        return None;
+    }
+    let slots = std::mem::take(&mut *batch.slots.lock().unwrap_or_else(PoisonError::into_inner));
+    Some(assemble(batch.number, slots, pool.all_failed()))
 }
 
 fn perform(pool: &ImagePool, task: Task, kept: Option<&dyn Fn(usize) -> bool>, scratch: &mut Scratch) -> Done {

@@ -12,6 +12,7 @@ use crate::letterbox::long_side_to;
 use crate::picture::Picture;
 use crate::resize::{Interpolation, resize};
 use crate::scan::Sample;
+use crate::times::{Clocks, LoadTimes};
 
 /// What pictures are loaded for; it decides how they are shrunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +52,7 @@ pub struct ImagePool {
     kept: Mutex<Kept>,
     failed: Mutex<BTreeMap<usize, Problem>>,
     decoded: AtomicUsize,
+    clocks: Clocks,
 }
 
 impl ImagePool {
@@ -66,6 +68,7 @@ impl ImagePool {
             kept: Mutex::default(),
             failed: Mutex::default(),
             decoded: AtomicUsize::new(0),
+            clocks: Clocks::default(),
         }
     }
 
@@ -105,9 +108,23 @@ impl ImagePool {
         self.mode
     }
 
+    /// Whether every picture stays once it is decoded.
+    pub fn keeps_all(&self) -> bool {
+        matches!(self.mode, CacheMode::Ram { bytes } | CacheMode::Recent { bytes } if bytes >= self.bytes_needed())
+    }
+
     /// Pictures decoded so far.
     pub fn decoded(&self) -> usize {
         self.decoded.load(Ordering::Relaxed)
+    }
+
+    /// Where the time of the loaders' threads went so far.
+    pub fn times(&self) -> LoadTimes {
+        self.clocks.times()
+    }
+
+    pub(crate) fn clocks(&self) -> &Clocks {
+        &self.clocks
     }
 
     /// Pictures that could not be loaded, by sample id. A failed picture is not tried again.
@@ -154,10 +171,22 @@ impl ImagePool {
         let [w, h] = picture_wh(sample, self.size);
         // The key is taken before the image is read: one that changes meanwhile is not the key's any more.
         let on_disk = self.disk.as_ref().and_then(|disk| Some((disk, disk.key(&sample.path)?)));
-        if let Some(picture) = on_disk.as_ref().and_then(|(disk, key)| disk.read(key, [w, h])) {
+        if let Some((disk, key)) = &on_disk
+            && let Some(picture) = self.clocks.disk(|| disk.read(key, [w, h]))
+        {
             return Ok(picture);
         }
-        let picture = decode::decode_file(&sample.path, &self.limits)?;
+        let bytes = self.clocks.disk(|| decode::read_file(&sample.path))?;
+        let picture = self.clocks.decode(|| self.decode(sample, &bytes))?;
+        if let Some((disk, key)) = &on_disk {
+            self.clocks.disk(|| disk.write(key, &picture));
+        }
+        Ok(picture)
+    }
+
+    /// The picture that a file holds, resized.
+    fn decode(&self, sample: &Sample, bytes: &[u8]) -> Result<Picture, DataError> {
+        let picture = decode::decode(&sample.path, bytes, &self.limits)?;
         self.decoded.fetch_add(1, Ordering::Relaxed);
         if (picture.width, picture.height) != (sample.width, sample.height) {
             let reason = format!(
@@ -166,16 +195,12 @@ impl ImagePool {
             );
             return Err(DataError::Image { path: sample.path.clone(), reason });
         }
-        let (_, ratio) = long_side_to(picture.width, picture.height, self.size);
+        let ([w, h], ratio) = long_side_to(picture.width, picture.height, self.size);
         let interpolation = match self.purpose {
             Purpose::Validate if ratio < 1.0 => Interpolation::Area,
             _ => Interpolation::Bilinear,
         };
-        let picture = if ratio == 1.0 { picture } else { resize(&picture, w, h, interpolation) };
-        if let Some((disk, key)) = &on_disk {
-            disk.write(key, &picture);
-        }
-        Ok(picture)
+        Ok(if ratio == 1.0 { picture } else { resize(&picture, w, h, interpolation) })
     }
 
     fn keep(&self, id: usize, picture: &Arc<Picture>) {

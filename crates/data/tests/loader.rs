@@ -3,6 +3,7 @@
 mod common;
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use common::{Set, jpeg};
 use data::decode::ImageLimits;
@@ -256,6 +257,50 @@ fn one_image_makes_mosaics_and_dropping_a_loader_early_is_fine() {
     let work = (0..1000).map(move |position| vec![Task::Draw { maker: Arc::clone(&maker), position }]);
     let mut loader = Loader::new(pool(&samples, 64, Purpose::Train, CacheMode::None), work, options(2)).unwrap();
     assert!(loader.next().unwrap().is_ok());
+}
+
+#[test]
+fn waiting_for_a_batch_ends_with_the_batch_or_with_the_time() {
+    let (_set, samples) = small_set();
+    let pool = pool(&samples, 64, Purpose::Validate, CacheMode::None);
+    let batch = || (0..6).map(|sample| Task::Validate { sample, frame_hw: [64, 64] }).collect::<Vec<_>>();
+    let mut loader = Loader::new(Arc::clone(&pool), vec![batch(); 2].into_iter(), options(1)).unwrap();
+    for number in 0..2 {
+        let start = Instant::now();
+        while !loader.wait(Duration::from_millis(1)) {
+            assert!(start.elapsed() < Duration::from_secs(60), "no batch comes");
+        }
+        assert!(loader.ready() > 0);
+        assert!(loader.wait(Duration::ZERO), "it is still there");
+        assert_eq!(loader.next().unwrap().unwrap().number, number);
+    }
+    assert!(loader.wait(Duration::from_secs(3600)), "the end is there at once");
+    assert!(loader.next().is_none());
+
+    // One thread makes a batch of many pictures: that takes longer than no time.
+    let many = (0..600).map(|i| Task::Validate { sample: i % 6, frame_hw: [64, 64] }).collect();
+    let mut loader = Loader::new(pool, std::iter::once(many), options(1)).unwrap();
+    assert!(!loader.wait(Duration::ZERO));
+    assert_eq!(loader.next().unwrap().unwrap().shape[0], 600);
+}
+
+#[test]
+fn the_time_of_the_threads_is_told_by_what_it_went_into() {
+    let (_set, samples) = small_set();
+    let pool = pool(&samples, 64, Purpose::Validate, CacheMode::Ram { bytes: 1 << 20 });
+    assert!(pool.keeps_all());
+    let tasks = || (0..6).map(|sample| Task::Validate { sample, frame_hw: [64, 64] }).collect::<Vec<_>>();
+    let start = Instant::now();
+    let load = || Loader::new(Arc::clone(&pool), std::iter::once(tasks()), options(1)).unwrap().count();
+    assert_eq!(load(), 1);
+    let first = pool.times();
+    assert!(!first.disk.is_zero() && !first.decode.is_zero() && !first.render.is_zero(), "{first:?}");
+    // The second time every picture is in memory.
+    assert_eq!(load(), 1);
+    let second = pool.times().since(&first);
+    assert!(second.disk.is_zero() && second.decode.is_zero() && !second.render.is_zero(), "{second:?}");
+    let all = pool.times();
+    assert!(all.disk + all.decode + all.render <= start.elapsed(), "one thread has no more time than there was");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::graph::Graph;
 use crate::ops::Op;
-use crate::{Precision, Shape};
+use crate::{Plan, Precision, Shape};
 
 /// Arithmetic and traffic of one op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -33,6 +33,17 @@ pub fn cost(op: &Op, graph: &Graph, precision: Precision) -> OpCost {
         })
         .sum();
     OpCost { macs, bytes }
+}
+
+/// Floating-point operations of a plan's convolutions, a multiply-accumulate counting as two: forward, gradients of
+/// feature maps and of weights, as far as the plan computes them. What it computes a second time is not in it.
+pub fn model_flops(plan: &Plan) -> u64 {
+    let macs = |(at, node): (usize, &crate::Node)| match node.op {
+        // Behind the forward pass: a clone that spares memory.
+        Op::Conv2d(_) if at >= plan.forward_ops() => 0,
+        _ => cost(&node.op, plan.graph(), plan.precision()).macs,
+    };
+    2 * plan.graph().nodes().iter().enumerate().map(macs).sum::<u64>()
 }
 
 fn conv_macs(x: Shape, y: Shape, kernel: usize, groups: usize) -> u64 {

@@ -8,6 +8,7 @@ use crate::plan::Plan;
 use crate::{DType, Precision, Shape};
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What compiling must know about a device.
 pub trait Backend {
@@ -186,6 +187,17 @@ pub trait Executor {
     /// Runs all ops of a plan. A device of its own may be behind when this returns; what is asked of it afterwards sees
     /// the results.
     fn run(&mut self, plan: PlanId) -> Result<(), ExecError>;
+
+    /// Whether the device still computes what runs and commits gave it. Waits for nothing.
+    fn busy(&self) -> Result<bool, ExecError> {
+        Ok(false)
+    }
+
+    /// Time so far in which the device had nothing to do because inputs were still on their way to it, over the batches
+    /// that have arrived.
+    fn upload_wait(&self) -> Duration {
+        Duration::ZERO
+    }
 
     /// Reads an output; waits for it.
     fn download(&self, plan: PlanId, tensor: TensorId) -> Result<Vec<f32>, ExecError>;

@@ -26,7 +26,7 @@ mod shape;
 pub use builder::GraphBuilder;
 pub use channels::{CHANNEL_ALIGN, ChannelMap, Segment};
 pub use compile::{CompileOptions, Level, Recompute, compile};
-pub use cost::{OpCost, cost};
+pub use cost::{OpCost, cost, model_flops};
 pub use dtype::{DType, Kind, Precision};
 pub use error::GraphError;
 pub use executor::{Answers, Backend, ExecError, Executor, LossScale, PlanId, Region, StateSpec, Ticket};

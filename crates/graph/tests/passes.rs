@@ -4,7 +4,7 @@
 use graph::ops::{Conv2d, ConvAttrs, PoolAttrs};
 use graph::{
     Activation, Backend, BnParams, Category, CompileOptions, DType, Graph, GraphBuilder, Kind, Level, Op, ParamGroup,
-    ParamShape, Plan, Precision, Recompute, ScratchSpec, Shape, TensorId, compile,
+    ParamShape, Plan, Precision, Recompute, ScratchSpec, Shape, TensorId, compile, model_flops,
 };
 use std::any::Any;
 use std::sync::Arc;
@@ -192,6 +192,23 @@ fn recomputation_drops_what_its_level_says() {
     assert!(kept(&all) > kept(&activations) && kept(&activations) > kept(&interiors));
     // Statistics are never computed twice.
     assert!([&all, &activations, &interiors].iter().all(|p| count(p, "BnStats") == 4));
+}
+
+#[test]
+fn the_arithmetic_of_a_step_is_the_same_at_every_level() {
+    let plan = |level| {
+        let mut n = Net::default();
+        let x = n.picture();
+        let x = n.block(x, 16);
+        let x = n.block(x, 16);
+        n.train(&[x], level)
+    };
+    let plans = Level::ALL.map(plan);
+    assert!(count(&plans[2], "Conv2d") > count(&plans[0], "Conv2d"), "some are computed twice");
+    let (pixels, weights) = (64, [3 * 16, 16 * 16]);
+    // The picture needs no gradient; what the second convolution reads does.
+    let flops = 2 * pixels * (2 * weights[0] + 3 * weights[1]);
+    assert_eq!(plans.map(|plan| model_flops(&plan)), [flops; 3]);
 }
 
 #[test]

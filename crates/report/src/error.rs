@@ -34,7 +34,7 @@ pub enum Error {
     #[error("a mosaic needs at least one picture")]
     EmptyMosaic,
 
-    /// results.csv holds other columns than this run writes.
+    /// A table holds other columns than this run writes.
     #[error("{}: the columns are `{got}`, expected `{expected}`", path.display())]
     ColumnMismatch { path: PathBuf, expected: String, got: String },
 
@@ -42,8 +42,8 @@ pub enum Error {
     #[error("{}:{line}: {message}", path.display())]
     BadRow { path: PathBuf, line: usize, message: String },
 
-    /// A row with more or fewer additional values than there are additional columns.
-    #[error("{}: {got} additional values for {expected} additional columns", path.display())]
+    /// A row with more or fewer values than there are columns for them.
+    #[error("{}: {got} values for {expected} columns", path.display())]
     ExtraCount { path: PathBuf, expected: usize, got: usize },
 
     /// A column name that would break the header row.

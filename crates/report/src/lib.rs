@@ -15,6 +15,7 @@ pub mod palette;
 pub mod predictions;
 pub mod results_csv;
 pub mod run_folder;
+pub mod samples_csv;
 pub mod tables;
 
 pub use error::{Error, Result};

@@ -1,7 +1,8 @@
 //! `results.csv`: one row an epoch, in the columns and widths that plotting scripts of the field expect.
 //!
 //! Every cell is 20 characters wide (names right-aligned, numbers as `%20.5g`) and cells are joined by commas. Columns of our own may
-//! follow the standard ones. After a resume the file holds exactly the epochs that the resumed state has seen.
+//! follow the standard ones. After a resume the file holds exactly the epochs that the resumed state has seen, and the additional
+//! columns of both parts of the run: a machine may have been left for one that measures more, or less.
 
 use std::fs::{self, OpenOptions};
 use std::io::{ErrorKind, Write};
@@ -60,6 +61,8 @@ pub struct EpochResults {
 pub struct ResultsCsv {
     path: PathBuf,
     extra_columns: usize,
+    /// For each additional column of the file its place in [`EpochResults::extra`]; none where another part of the run wrote it.
+    places: Vec<Option<usize>>,
 }
 
 impl ResultsCsv {
@@ -70,17 +73,21 @@ impl ResultsCsv {
     pub fn create(path: &Path, extra_columns: &[&str]) -> Result<ResultsCsv> {
         let header = header_row(extra_columns)?;
         write_bytes_atomic(path, format!("{header}\n").as_bytes())?;
-        Ok(ResultsCsv { path: path.to_path_buf(), extra_columns: extra_columns.len() })
+        let places = (0..extra_columns.len()).map(Some).collect();
+        Ok(ResultsCsv { path: path.to_path_buf(), extra_columns: extra_columns.len(), places })
     }
 
     /// Continues the file of a run that goes on with `next_epoch`: rows of that and later epochs go, and so does a last row that a killed
-    /// run left half written. The rows kept are not changed. A missing or empty file is created as [`ResultsCsv::create`] does.
+    /// run left half written. A missing or empty file is created as [`ResultsCsv::create`] does.
+    ///
+    /// The file keeps the additional columns that it has, and those of `extra_columns` that it lacks follow: `nan` in the rows kept,
+    /// which are not changed otherwise. Columns of the file that are not in `extra_columns` are `nan` in the rows that come.
     ///
     /// # Errors
-    /// [`Error::ColumnMismatch`] when the file has other columns, [`Error::BadRow`] with the line number when another row than the last
-    /// one cannot be read, [`Error::Io`]. In each case the file is left as it was.
+    /// [`Error::ColumnMismatch`] when the file has other standard columns, [`Error::BadRow`] with the line number when another row than
+    /// the last one cannot be read, [`Error::Io`]. In each case the file is left as it was.
     pub fn resume(path: &Path, extra_columns: &[&str], next_epoch: usize) -> Result<ResultsCsv> {
-        let header = header_row(extra_columns)?;
+        let wanted = header_row(extra_columns)?;
         let text = match fs::read(path) {
             Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
             Err(e) if e.kind() == ErrorKind::NotFound => String::new(),
@@ -90,25 +97,32 @@ impl ResultsCsv {
             return ResultsCsv::create(path, extra_columns);
         }
         let parsed = parse(path, &text)?;
-        let expected: Vec<&str> = header.split(',').map(str::trim).collect();
-        if parsed.columns != expected {
+        let Some(before) = parsed.columns.strip_prefix(&COLUMNS.map(str::to_owned)[..]) else {
+            let expected: Vec<&str> = wanted.split(',').map(str::trim).collect();
             return Err(Error::ColumnMismatch {
                 path: path.to_path_buf(),
                 expected: expected.join(","),
                 got: parsed.columns.join(","),
             });
-        }
+        };
+        let ours: Vec<&str> = extra_columns.iter().map(|name| name.trim()).collect();
+        let mut all: Vec<&str> = before.iter().map(String::as_str).collect();
+        all.extend(ours.iter().filter(|name| !before.iter().any(|b| b == *name)));
+        let header = header_row(&all)?;
+        let added = format!(",{:>WIDTH$}", format_g(f64::NAN, DIGITS)).repeat(all.len() - before.len());
         let mut kept = format!("{header}\n");
         for (line, values) in parsed.rows {
             if values[0] < next_epoch as f64 {
                 kept += line;
+                kept += &added;
                 kept.push('\n');
             }
         }
         if kept != text {
             write_bytes_atomic(path, kept.as_bytes())?;
         }
-        Ok(ResultsCsv { path: path.to_path_buf(), extra_columns: extra_columns.len() })
+        let places = all.iter().map(|name| ours.iter().position(|o| o == name)).collect();
+        Ok(ResultsCsv { path: path.to_path_buf(), extra_columns: ours.len(), places })
     }
 
     /// Adds the row of one epoch.
@@ -123,7 +137,8 @@ impl ResultsCsv {
                 got: results.extra.len(),
             });
         }
-        let line = format!("{}\n", data_row(results));
+        let extra: Vec<f64> = self.places.iter().map(|place| place.map_or(f64::NAN, |at| results.extra[at])).collect();
+        let line = format!("{}\n", data_row(results, &extra));
         // One write for the whole row; the file is opened anew so that it may be moved or edited between epochs.
         let mut file =
             OpenOptions::new().append(true).create(true).open(&self.path).map_err(Error::io("open", &self.path))?;
@@ -204,7 +219,8 @@ fn header_row(extra_columns: &[&str]) -> Result<String> {
     Ok(cells.join(","))
 }
 
-fn data_row(results: &EpochResults) -> String {
+/// `extra` are the values of all additional columns of the file.
+fn data_row(results: &EpochResults, extra: &[f64]) -> String {
     // Five digits would turn epoch 123456 into 1.2346e+05 and lose which one it was.
     let epoch =
         if results.epoch < 100_000 { format_g(results.epoch as f64, DIGITS) } else { results.epoch.to_string() };
@@ -215,7 +231,7 @@ fn data_row(results: &EpochResults) -> String {
         .chain(&metrics)
         .chain(&results.val_losses)
         .chain(&results.learning_rates)
-        .chain(&results.extra);
+        .chain(extra);
     let mut row = format!("{epoch:>WIDTH$}");
     for &number in numbers {
         row += &format!(",{:>WIDTH$}", format_g(number, DIGITS));

@@ -85,6 +85,29 @@ fn resume_without_a_file_starts_one() {
 }
 
 #[test]
+fn resume_keeps_the_columns_of_both_parts_of_a_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("results.csv");
+    let with = |epoch, extra: &[f64]| EpochResults { extra: extra.to_vec(), ..results(epoch) };
+    ResultsCsv::create(&path, &[]).unwrap().append(&results(3)).unwrap();
+    ResultsCsv::resume(&path, &["a", "b"], 4).unwrap().append(&with(4, &[1.0, 2.0])).unwrap();
+    // Other columns in another order, one of them known; and none at all.
+    ResultsCsv::resume(&path, &["c", "a"], 5).unwrap().append(&with(5, &[3.0, 4.0])).unwrap();
+    let before = fs::read_to_string(&path).unwrap();
+    ResultsCsv::resume(&path, &[], 6).unwrap().append(&results(6)).unwrap();
+    let text = fs::read_to_string(&path).unwrap();
+    assert!(text.starts_with(&before), "where no column is new, the rows before stay as they are");
+    let cells: Vec<Vec<&str>> =
+        text.lines().map(|line| line.split(',').map(str::trim).collect::<Vec<_>>().split_off(14)).collect();
+    let nan = "nan";
+    assert_eq!(cells[0], ["a", "b", "c"]);
+    assert_eq!(cells[1..], [[nan, nan, nan], ["1", "2", nan], ["4", nan, "3"], [nan, nan, nan]]);
+    assert!(text.lines().nth(1).unwrap().starts_with(ROW_3));
+    let width = |line: &str| line.chars().count();
+    assert!(text.lines().all(|line| width(line) == 17 * 20 + 16));
+}
+
+#[test]
 fn resume_refuses_other_columns_and_bad_rows_and_leaves_the_file_alone() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("results.csv");

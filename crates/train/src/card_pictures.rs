@@ -13,6 +13,7 @@ use graph::{ExecError, PlanId, TensorId};
 use rayon::prelude::*;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Batches whose pictures must stay at the same time: those that the loader makes ahead, the one that is handed over, and
 /// two that the card may still render.
@@ -82,6 +83,11 @@ impl CardPictures {
         self.first += LOADER_NUMBERS;
         let (claims, first) = (self.card.claims(), self.first);
         Arc::new(move |sample, number| claims.claim(sample, first + number as u64))
+    }
+
+    /// Time so far in which the card waited for pictures on their way to it.
+    pub fn upload_wait(&self) -> Duration {
+        self.card.waited()
     }
 
     /// Renders a batch into an input of a plan. False where its pictures do not fit beside those that are in use.

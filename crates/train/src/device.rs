@@ -1,6 +1,7 @@
 //! Which device runs, in which number formats, and its executor.
 
 use crate::{Observer, Precision, TrainError};
+use cuda::telemetry::Monitor;
 use cuda::{CudaBackend, CudaError, CudaExecutor, CudaOptions, Engine, Gpu};
 use graph::{Backend, Executor, Plan, StateSpec};
 use std::collections::BTreeMap;
@@ -228,6 +229,29 @@ impl Device {
             Self::Cpu => BTreeMap::new(),
             Self::Card(card) => card.engine.choices(),
         }
+    }
+
+    /// Samples of what the card is doing, from now on. `None` on the CPU, and where NVML is not there or does not know
+    /// the card, which is told.
+    pub fn monitor(&self, observer: &mut dyn Observer) -> Option<Monitor> {
+        let Self::Card(card) = self else { return None };
+        match card.engine.gpu().pci_bus_id().and_then(|place| Monitor::start(&place)) {
+            Ok(monitor) => Some(monitor),
+            Err(problem) => {
+                let problem = TrainError::from(problem);
+                let hint = problem.hint().map(|hint| format!("; {hint}")).unwrap_or_default();
+                observer.info(&format!("no telemetry of the GPU: {problem}{hint}"));
+                None
+            }
+        }
+    }
+
+    /// Floating-point operations a second that the card can do at most in the format of training. `None` on the CPU and
+    /// for cards whose rate is not known.
+    pub fn peak_flops(&self) -> Option<f64> {
+        let Self::Card(card) = self else { return None };
+        let Numbers { precision, tf32, .. } = card.training;
+        cuda::dense_peak(&card.engine.gpu().properties().name, precision, tf32)
     }
 
     /// Takes the choices of an earlier run, before plans are prepared.

@@ -315,9 +315,14 @@ pub(crate) fn passing_pool(samples: Arc<Vec<Sample>>, size: usize) -> Arc<ImageP
     Arc::new(ImagePool::new(samples, size, Purpose::Validate, CacheMode::None, ImageLimits::default()))
 }
 
+/// Threads that the machine runs at once.
+pub(crate) fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
 /// Threads that load images.
 pub(crate) fn threads(workers: Workers, device: &Device, observer: &mut dyn Observer) -> usize {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let cores = cores();
     match workers {
         Workers::Count(count) => loader_options(count).threads,
         Workers::Auto => {
@@ -331,8 +336,7 @@ pub(crate) fn threads(workers: Workers, device: &Device, observer: &mut dyn Obse
 
 /// Threads and depth for `workers` threads, at most as many as the machine has.
 pub(crate) fn loader_options(workers: usize) -> LoaderOptions {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    LoaderOptions { threads: workers.clamp(1, cores), prefetch: LoaderOptions::PREFETCH }
+    LoaderOptions { threads: workers.clamp(1, cores()), prefetch: LoaderOptions::PREFETCH }
 }
 
 #[cfg(test)]

@@ -36,12 +36,14 @@ mod step;
 mod summary;
 mod system_memory;
 mod table;
+mod telemetry;
 mod trainer;
 mod validate;
 mod work;
 mod workers;
 
 pub use checkpoint::load_weights;
+pub use cuda::telemetry::{Quantity, Reading};
 pub use detection::detect;
 pub use error::TrainError;
 pub use image_set::load_class_names;

@@ -1,5 +1,6 @@
 //! What a run tells while it goes on.
 
+use cuda::telemetry::Reading;
 use std::time::Duration;
 
 /// Receives what a run says. All calls come from the thread that called into this crate.
@@ -51,6 +52,12 @@ pub struct TrainProgress {
     /// Bytes of the arena and the flat buffers on the device.
     pub memory: u64,
     pub images_per_second: f64,
+    /// Share of the epoch so far in which the device had nothing to do but to wait for batches, 0..=1.
+    pub data_wait: f64,
+    /// Model FLOPs utilisation of the epoch so far, 0..=1; `None` on the CPU and on cards whose peak is not known.
+    pub mfu: Option<f64>,
+    /// What the card was doing when it was last looked at; `None` on the CPU and where the card is not watched.
+    pub card: Option<Box<Reading>>,
     /// Time to the end of this epoch.
     pub eta: Duration,
 }

@@ -52,6 +52,8 @@ impl LossValues {
 #[derive(Clone, Debug)]
 pub(crate) struct Prepared {
     pub id: PlanId,
+    /// Of its convolutions, see [`graph::model_flops`].
+    pub flops: u64,
     compiled: Compiled,
 }
 
@@ -188,7 +190,7 @@ impl PlanCache {
         compiled: Compiled,
     ) -> Result<Prepared, TrainError> {
         let id = executor.prepare(Arc::clone(&compiled.plan))?;
-        let prepared = Prepared { id, compiled };
+        let prepared = Prepared { id, flops: graph::model_flops(&compiled.plan), compiled };
         self.plans.insert(shape, prepared.clone());
         Ok(prepared)
     }

@@ -14,6 +14,7 @@ use graph::{
 use model::{Model, StateEntry};
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Largest norm of the gradient.
 const CLIP: f64 = 10.0;
@@ -150,8 +151,9 @@ impl Stepper {
         self.executor.arena_bytes() + self.flat_bytes
     }
 
-    /// Starts forward, loss and backward of a batch; the gradients are added to those that wait.
-    pub fn run(&mut self, batch: &Batch, place: Place) -> Result<(), TrainError> {
+    /// Starts forward, loss and backward of a batch; the gradients are added to those that wait. Gives the floating-point
+    /// operations of its convolutions.
+    pub fn run(&mut self, batch: &Batch, place: Place) -> Result<u64, TrainError> {
         let [images, height, width, _] = batch.shape;
         let shape = InputShape { images, height, width };
         let targets = PackedTargets::of(batch);
@@ -176,7 +178,7 @@ impl Stepper {
         executor.run(plan.id)?;
         let losses = plan.start_losses(executor)?;
         self.under_way.push_back(UnderWay { place, losses, commit: None });
-        Ok(())
+        Ok(plan.flops)
     }
 
     /// Starts to clip, step and average, after the batch at `place`. `updates` counts this step too.
@@ -223,6 +225,17 @@ impl Stepper {
     /// Steps whose losses have not been heard of.
     pub fn under_way(&self) -> usize {
         self.under_way.iter().filter(|step| step.losses.is_some()).count()
+    }
+
+    /// Whether the device still has something to do.
+    pub fn busy(&self) -> Result<bool, TrainError> {
+        Ok(self.executor.busy()?)
+    }
+
+    /// Time so far in which the device waited for batches on their way to it.
+    pub fn upload_wait(&self) -> Duration {
+        let pictures = self.pictures.as_ref().map_or(Duration::ZERO, CardPictures::upload_wait);
+        self.executor.upload_wait() + pictures
     }
 
     /// What gradients are multiplied by, where they are in fp16.

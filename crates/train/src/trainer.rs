@@ -1,33 +1,35 @@
 //! The training run: epochs of steps, validation, checkpoints, and the run's folder.
 
 use crate::checkpoint::{RunState, RunTensors, SavedLossScale};
-use crate::device::{Device, Purpose};
+use crate::device::Device;
 use crate::evaluate::{EvalSettings, Evaluation, Evaluator, evaluate};
-use crate::fingerprint::Fingerprint;
-use crate::footprint::{self, Footprint, Room};
-use crate::image_set::{self, CacheWish, ScanWish, loader_options};
-use crate::plans::{GraphSettings, InputShape, TrainingSettings, loss_config};
+use crate::image_set::loader_options;
 use crate::saving::Saver;
 use crate::schedule::{Iteration, Schedule};
-use crate::setup::{self, Settled};
-use crate::step::{Outcome, Place, StepPlan, Stepper};
+use crate::setup;
+use crate::step::{Outcome, Place, Stepper};
 use crate::summary::{TrainEnd, TrainSummary};
-use crate::work::{self, Failure, Work, WorkSettings};
-use crate::{
-    Cache, Observer, Partners, Progress, TrainError, TrainOptions, TrainProgress, cache_choice, card_pictures,
-    leftovers, new_length, pictures,
-};
-use data::{Batch, ImagePool, Loader, LoaderOptions, Split};
-use detect::LossConfig;
-use graph::{Level, Recompute};
+use crate::telemetry::RunTelemetry;
+use crate::work::{Failure, Work, WorkSettings};
+use crate::{Observer, Progress, TrainError, TrainOptions, TrainProgress, leftovers, pictures};
+use data::{Batch, ImagePool, Loader};
 use model::NamedTensors;
 use report::results_csv::ResultsCsv;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::Duration;
 
 mod closing;
+mod data_watch;
+mod pace;
+mod prepare;
 
+use data_watch::DataWatch;
+use pace::Pace;
+pub(crate) use pace::Paced;
+
+/// How often it is asked whether the device has become idle, while there is no batch for it.
+const GLANCE: Duration = Duration::from_millis(1);
 /// Training batches that are drawn.
 const DRAWN_BATCHES: usize = 3;
 
@@ -59,6 +61,8 @@ struct Run {
     validation: Option<Validation>,
     folder: PathBuf,
     csv: ResultsCsv,
+    telemetry: RunTelemetry,
+    data_watch: DataWatch,
     pictures: Vec<PathBuf>,
     /// The best weights so far, where `--nosave` keeps them from the disk.
     unsaved_best: Option<NamedTensors>,
@@ -88,261 +92,6 @@ enum EpochEnd {
 }
 
 impl Run {
-    fn prepare(device: Device, settled: Settled, observer: &mut dyn Observer) -> Result<Self, TrainError> {
-        let Settled { options, hyp, resumed } = settled;
-        let dataset = image_set::load_dataset(&options.data, observer).map_err(|e| match e {
-            TrainError::Missing { what, path, .. } if resumed.is_some() => {
-                let hint = "where the data set has moved since, name its YAML with --data".to_owned();
-                TrainError::Missing { what, path, hint: Some(hint) }
-            }
-            other => other,
-        })?;
-        let names = setup::class_names(&dataset, options.single_cls);
-        let (model, start) = match &resumed {
-            Some((path, saved)) => (saved.model(path)?, None),
-            None => {
-                let (model, tensors, origin) = setup::begin(&options, names.len(), observer)?;
-                (model, Some((tensors, origin)))
-            }
-        };
-        let model = Arc::new(model);
-        if let Some((path, saved)) = &resumed
-            && saved.meta.names != names
-        {
-            return Err(TrainError::Resume {
-                path: path.clone(),
-                message: format!("{} has other classes than the run", options.data.display()),
-                hint: None,
-            });
-        }
-        let frozen = setup::frozen_prefixes(&options.freeze, &model)?;
-        let size = setup::round_size(options.imgsz, model.size_multiple(), observer);
-
-        let wish = |split, for_training| ScanWish {
-            split,
-            for_training,
-            single_cls: options.single_cls,
-            min_items: options.min_items,
-        };
-        let (samples, _) = image_set::scan(&dataset, wish(Split::Train, true), observer)?;
-        image_set::tell_labels(&samples, &names, observer);
-        let fingerprint = Fingerprint::of(&samples);
-        if let Some((path, saved)) = &resumed {
-            setup::check_same_images(path, &folder_of(path), saved, &fingerprint, samples.len())?;
-        }
-        let val_samples = if dataset.has(Split::Val) || !options.noval {
-            let (val, _) = image_set::scan(&dataset, wish(Split::Val, false), observer)?;
-            let shared = data::scan::shared_images(&samples, &val);
-            if !shared.is_empty() {
-                observer.warn(&format!(
-                    "{} of {} validation images are training images too, such as {}: metrics will look too good",
-                    shared.len(),
-                    val.len(),
-                    shared[0].display()
-                ));
-            }
-            Some(val)
-        } else {
-            None
-        };
-
-        let val_digest = val_samples.as_ref().map(|val| Fingerprint::of(val).digest());
-        if let Some((_, saved)) = &resumed
-            && let (Some(before), Some(now)) = (&saved.state.val_digest, &val_digest)
-            && before != now
-        {
-            observer.warn(
-                "the validation part has changed since the run began: metrics before and after cannot be compared, and \
-                 the best epoch is chosen among both",
-            );
-        }
-
-        let config = work::augment_config(&hyp, options.partners);
-        let (smallest_side, largest_side) = work::sides(size, model.size_multiple(), options.multi_scale);
-        let recompute = options.memory_budget.map_or(Recompute::Level(Level::KeepAll), Recompute::Budget);
-        let loss = loss_config(&model, &hyp);
-        // Smoothing is for learning: the validation loss keeps the labels as they are.
-        let smoothed = LossConfig { label_smoothing: hyp.label_smoothing, ..loss.clone() };
-        let precision = device.precision(Purpose::Training);
-        let graph = GraphSettings { precision, loss: Some(smoothed), decode: None, training: None };
-        let (rect, optimizer, single_cls) = (options.rect, options.optimizer, options.single_cls);
-        let compile = |images: usize, recompute: Recompute| {
-            let boxes = work::max_boxes(&samples, &config, rect, images);
-            let training = Some(TrainingSettings { frozen: frozen.clone(), recompute });
-            let graph = GraphSettings { training, ..graph.clone() };
-            let shape = InputShape { images, height: largest_side, width: largest_side };
-            StepPlan::compile(device.clone(), Arc::clone(&model), graph, shape, boxes, optimizer)
-        };
-        let threads = image_set::threads(options.workers, &device, observer);
-        let mut evaluator = Evaluator::new(device.clone(), Arc::clone(&model), Some(loss));
-        let settings = |batch: usize| EvalSettings {
-            batch: 2 * batch,
-            size,
-            rect: true,
-            workers: threads,
-            single_cls,
-            nms: plan::graphs::validation_nms(single_cls),
-            keep_pictures: false,
-        };
-        let validation_plan = |evaluator: &Evaluator, batch: usize| match &val_samples {
-            Some(val) => evaluator.largest_plan(val, &settings(batch)),
-            None => Ok(None),
-        };
-        let mut room = Room::new(options.memory_available, &device)?;
-        let batch = match options.batch_size {
-            setup::AUTO_BATCH => {
-                let footprint = |batch: usize| {
-                    let planned = validation_plan(&evaluator, batch)?;
-                    Ok(Footprint::of_training(&compile(batch, recompute)?, planned.as_ref()))
-                };
-                room.largest_batch(samples.len(), &device, &footprint, observer)?
-            }
-            asked => setup::batch_of(asked, samples.len(), observer),
-        };
-        let chosen = if options.batch_size == setup::AUTO_BATCH { batch as i64 } else { options.batch_size };
-        let options = TrainOptions { batch_size: chosen, ..options };
-        let work = WorkSettings {
-            samples: Arc::clone(&samples),
-            config,
-            size,
-            stride: model.size_multiple(),
-            batch,
-            seed: options.seed,
-            epochs: options.epochs,
-            close_mosaic: options.close_mosaic,
-            rect: options.rect,
-            multi_scale: options.multi_scale,
-            weights: None,
-        };
-        let schedule = setup::schedule(&options, &hyp, work.batches(), batch, observer);
-        if let Some((_, saved)) = &resumed {
-            let mut before = schedule.clone();
-            before.epochs = saved.state.options.epochs;
-            new_length::tell(&before, &schedule, saved.state.epoch, options.close_mosaic, observer);
-        }
-        let mut step = compile(batch, recompute)?;
-        let planned = validation_plan(&evaluator, batch)?;
-        if options.memory_budget.is_none() {
-            let footprint = Footprint::of_training(&step, planned.as_ref());
-            if let Some(smaller) = room.squeeze(&footprint, &step, &|r| compile(batch, r), observer)? {
-                step = smaller;
-            }
-        }
-        footprint::tell_step(&model, &step, size, observer)?;
-        if options.multi_scale {
-            observer.info(&format!(
-                "multi-scale: sides from {smallest_side} to {largest_side}, one a batch; the memory is that of the largest"
-            ));
-        }
-        room.take_training(
-            &Footprint::of_training(&step, planned.as_ref()),
-            &step,
-            &|batch| {
-                let planned = validation_plan(&evaluator, batch)?;
-                Ok(Footprint::of_training(&compile(batch, recompute)?, planned.as_ref()))
-            },
-            &|recompute| compile(batch, recompute),
-            observer,
-        )?;
-        let card_bytes = card_pictures::budget(&mut room, &work, observer);
-        let val = val_samples.as_ref().map(|val| val.as_slice());
-        let cache = cache_choice::settle(options.cache, card_bytes, &work, val, &room, observer)?;
-        let partners = match options.partners {
-            _ if options.rect || hyp.mosaic == 0.0 => None,
-            Partners::Window(images) => Some(images),
-            Partners::Fresh => Some(samples.len()),
-        };
-        let wish = CacheWish { cache, partners, on_the_way: batch * LoaderOptions::PREFETCH };
-        let disk = match cache {
-            Cache::Disk => Some(image_set::PictureFolder::of(&dataset, options.picture_folder.clone())?),
-            _ => None,
-        };
-        let settings = settings(batch);
-        let (samples_of_pool, val_of_pool) = (Arc::clone(&samples), val_samples.clone());
-        let (pool, val_pool) = image_set::pools(samples_of_pool, val_of_pool, size, wish, disk, room, observer)?;
-        if observer.should_stop() {
-            return Err(TrainError::Stopped { what: "the preparation" });
-        }
-        // From here on memory is allocated and files are written.
-        if let Some((_, saved)) = &resumed {
-            device.prefer(&saved.state.convolutions);
-        }
-        let mut stepper = Stepper::new(step)?;
-        if let Some(plan) = planned {
-            evaluator.reserve(plan)?;
-        }
-        if let Some(bytes) = card_bytes {
-            stepper.keep_pictures(bytes, Arc::clone(&pool))?;
-        }
-
-        let folder;
-        let wrote_last = resumed.is_some();
-        let (state, tensors) = match (resumed, start) {
-            (Some((path, saved)), _) => {
-                folder = folder_of(&path);
-                let saved = *saved;
-                (RunState { options: options.clone(), stopped_early: false, ..saved.state }, saved.tensors)
-            }
-            (None, start) => {
-                folder = report::run_folder::create_run_folder(&options.project, &options.name, options.exist_ok)?;
-                if folder.join("weights/last.safetensors").exists() {
-                    let place = folder.display();
-                    observer.warn(&format!("--exist-ok: {place} holds an earlier run, whose files are written over"));
-                }
-                let (tensors, origin) = start.unwrap_or_else(|| (NamedTensors::new(), String::new()));
-                let digest = fingerprint.digest();
-                let saved = TrainOptions { resume: None, ..options.clone() };
-                let state = RunState::new(saved, hyp.clone(), samples.len(), digest, origin);
-                (state, RunTensors { ema: tensors.clone(), raw: tensors, states: Vec::new(), gradients: None })
-            }
-        };
-        let state = RunState { val_digest: val_digest.or(state.val_digest), ..state };
-        stepper.load(&tensors, state.loss_scale.and_then(SavedLossScale::usable))?;
-        let lock = leftovers::FolderLock::take(&folder)?;
-        let weights = folder.join("weights");
-        std::fs::create_dir_all(&weights).map_err(TrainError::io("create", &weights))?;
-        leftovers::check_writable(&weights)?;
-        let swept = leftovers::sweep(&folder);
-        if swept > 0 {
-            observer.info(&format!("{swept} half-written files of a run that was killed are removed"));
-        }
-        fingerprint.write(&folder)?;
-        report::atomic::write_bytes_atomic(&folder.join("hyp.yaml"), hyp.to_yaml().as_bytes())?;
-        let opt_path = folder.join("opt.yaml");
-        // Fails on paths that are no UTF-8, which a checkpoint could not hold either: better now than after an epoch.
-        let text = serde_saphyr::to_string(&state.options).map_err(|e| TrainError::Checkpoint {
-            path: opt_path.clone(),
-            message: format!("the options cannot be written: {e}"),
-        })?;
-        report::atomic::write_bytes_atomic(&opt_path, text.as_bytes())?;
-        let csv_path = folder.join("results.csv");
-        let csv = match state.epoch {
-            0 => ResultsCsv::create(&csv_path, &[])?,
-            next => ResultsCsv::resume(&csv_path, &[], next)?,
-        };
-
-        let saver = Saver::start(&weights, model, names.clone(), wrote_last)?;
-        let validation = val_pool.map(|pool| Validation { evaluator, pool, settings });
-        Ok(Self {
-            names,
-            state,
-            schedule,
-            device,
-            stepper,
-            left_out: 0,
-            work,
-            pool,
-            threads,
-            validation,
-            folder,
-            csv,
-            pictures: Vec::new(),
-            unsaved_best: None,
-            saver,
-            _lock: lock,
-        })
-    }
-
     fn train(&mut self, observer: &mut dyn Observer) -> Result<TrainSummary, TrainError> {
         let epochs = self.work.epochs;
         observer.info(&format!(
@@ -413,13 +162,17 @@ impl Run {
         let total = self.work.batches();
         let epoch = self.state.epoch;
         let first = self.state.batch;
-        let start = Instant::now();
-        let mut images = 0;
+        self.telemetry.begin_epoch(epoch, observer);
+        self.data_watch.begin_epoch();
+        let mut pace = Pace::new(self.stepper.upload_wait());
         let mut at = self.schedule.at(epoch * total + total - 1);
         while self.state.batch < total {
             let ended = || data::DataError::LoaderStopped { reason: "no batch is left".into() };
-            let batch =
-                loading.loader.next().ok_or_else(|| loading.failure.take().unwrap_or_else(|| ended().into()))??;
+            // A wait beside a device at work costs nothing.
+            while self.stepper.busy()? && !loading.loader.wait(GLANCE) {}
+            let batch = pace
+                .wait(|| loading.loader.next())
+                .ok_or_else(|| loading.failure.take().unwrap_or_else(|| ended().into()))??;
             for problem in &batch.failures {
                 observer.warn(&format!("{problem}; its place stays grey"));
             }
@@ -431,7 +184,7 @@ impl Run {
             at = self.schedule.at(iteration);
             self.draw(iteration, &batch)?;
             let place = Place { epoch, batch: self.state.batch };
-            self.stepper.run(&batch, place)?;
+            let flops = self.stepper.run(&batch, place)?;
             // The last part of an accumulation is not lost with the end of the run.
             let ends = last_epoch && self.state.batch + 1 == total;
             if self.state.accumulator.advance(at.accumulate) || (ends && self.state.accumulator.flush()) {
@@ -441,10 +194,11 @@ impl Run {
             // An epoch's first and last losses are waited for, the others while the next batch is computed.
             let waits = [first + 1, total].contains(&self.state.batch);
             self.hear(if waits { 0 } else { self.device.lag() })?;
-            images += batch.images.len();
-            let done = self.state.batch;
+            pace.add(batch.images.len(), self.stepper.upload_wait());
+            self.telemetry.step(flops, observer);
+            let (done, paced) = (self.state.batch, pace.so_far());
+            self.data_watch.step(&paced, || self.pool.times(), observer);
             let heard = done - self.stepper.under_way();
-            let elapsed = start.elapsed();
             observer.progress(&Progress::Train(TrainProgress {
                 epoch,
                 epochs: self.work.epochs,
@@ -454,14 +208,18 @@ impl Run {
                 instances: batch.targets.len(),
                 image_size: batch.shape[1].max(batch.shape[2]),
                 memory: self.stepper.memory_bytes(),
-                images_per_second: images as f64 / elapsed.as_secs_f64().max(1e-9),
-                eta: elapsed.mul_f64((total - done) as f64 / (done - first) as f64),
+                images_per_second: paced.images_per_second(),
+                data_wait: paced.data_wait(),
+                mfu: self.telemetry.mfu(&paced),
+                card: self.telemetry.latest().map(Box::new),
+                eta: paced.time_of(total - done),
             }));
             if observer.should_stop() {
                 self.hear(0)?;
                 return Ok(EpochEnd::Interrupted);
             }
         }
+        self.telemetry.end_epoch(&pace.so_far(), observer);
         if self.left_out > 0 {
             observer.info(&format!(
                 "fp16: {} updates of epoch {epoch} were left out, for their gradients left the numbers; the loss scale is \
@@ -546,14 +304,5 @@ impl Run {
         self.state.convolutions = self.device.choices();
         let batches = self.state.epoch * self.work.batches() + self.state.batch;
         self.stepper.tensors(self.state.accumulator.pending > 0, batches as u64)
-    }
-}
-
-/// The run's folder of a checkpoint in its `weights` folder.
-fn folder_of(checkpoint: &Path) -> PathBuf {
-    let inside = checkpoint.parent().unwrap_or(Path::new("."));
-    match (inside.file_name().is_some_and(|n| n == "weights"), inside.parent()) {
-        (true, Some(folder)) => folder.to_path_buf(),
-        _ => inside.to_path_buf(),
     }
 }

@@ -139,6 +139,44 @@ fn a_card_that_is_not_there_is_named_with_those_that_are() {
 }
 
 #[test]
+fn what_the_card_did_is_written_down_and_kept_on_the_cpu() {
+    let Some((folder, data)) = beside_a_card() else { return };
+    let options = on_the_card(folder.path(), &data, "watched", Precision::Bf16);
+    let stopped_after = |batches| Memory { stop_after: Some(batches), ..Memory::default() };
+    let cut = run(&options, &mut stopped_after(4)).unwrap();
+    let read = |name: &str| std::fs::read_to_string(cut.folder.join(name)).unwrap();
+    let watched = cut.folder.join("telemetry.csv").is_file();
+    let samples = if watched { read("telemetry.csv") } else { String::new() };
+    if watched {
+        assert!(samples.starts_with("time,epoch,training,util_percent,"), "{samples}");
+        assert!(samples.lines().count() > 1, "one sample is taken at once");
+    } else {
+        eprintln!("skipped in part: there is no NVML");
+    }
+
+    // On the card again, and the last epoch on the CPU.
+    run(&resumed(&cut.folder, "0"), &mut stopped_after(3)).unwrap();
+    if watched {
+        let now = read("telemetry.csv");
+        assert!(now.starts_with(&samples) && now.len() > samples.len(), "the rows before stay\n{now}");
+    }
+    let done = run(&resumed(&cut.folder, "cpu"), &mut Memory::default()).unwrap();
+    assert_eq!((done.end, done.epochs), (TrainEnd::Finished, 3));
+    let table = report::results_csv::read_results(&cut.folder.join("results.csv")).unwrap();
+    println!("{table:?}");
+    let column = |name: &str| table.columns.iter().position(|n| n == name).unwrap_or_else(|| panic!("no {name}"));
+    assert_eq!(table.columns.iter().any(|name| name == "gpu/util_mean"), watched);
+    let [speed, wait] = ["time/images_per_s", "time/data_wait"].map(column);
+    for row in &table.rows[..2] {
+        assert!(row[speed] > 0.0 && (0.0..=1.0).contains(&row[wait]), "{row:?}");
+        if let Some(mfu) = table.columns.iter().position(|name| name == "mfu") {
+            assert!(row[mfu] > 0.0 && row[mfu] < 1.0, "{row:?}");
+        }
+    }
+    assert!(table.rows[2][14..].iter().all(|value| value.is_nan()), "the CPU has no such numbers: {:?}", table.rows[2]);
+}
+
+#[test]
 fn batches_that_the_card_renders_train_the_same_weights_as_those_of_the_host() {
     let Some((folder, data)) = beside_a_card() else { return };
     for (name, multi_scale, rect) in [("plain", false, false), ("scales", true, false), ("rectangles", false, true)] {

@@ -7,7 +7,8 @@ fn env_tells_of_every_library_and_what_brings_it() {
     let ran = Place::new().run(&["env"]);
     assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "{ran:?}");
     assert!(ran.stdout.starts_with("yolov9 "), "{ran:?}");
-    for name in ["driver", "card", "the CUDA driver", "NVRTC", "cuBLASLt", "cuDNN", "NCCL", "kernels", "tuning"] {
+    for name in ["driver", "card", "the CUDA driver", "NVML", "NVRTC", "cuBLASLt", "cuDNN", "NCCL", "kernels", "tuning"]
+    {
         assert!(ran.stdout.lines().any(|line| line.starts_with(name)), "{name}: {ran:?}");
     }
     let missing = ran.stdout.matches("not there: ").count();

@@ -42,7 +42,7 @@ impl Run {
             map50_95: metrics.map50_95,
             val_losses: metrics.losses,
             learning_rates: at.lr,
-            extra: Vec::new(),
+            extra: self.telemetry.results(),
         })?;
         let mut improved = false;
         if let Some(evaluation) = &evaluation {

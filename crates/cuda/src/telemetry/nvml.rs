@@ -49,7 +49,7 @@ fn read(device: &Device) -> Reading {
         .with(Quantity::MemoryTotal, memory.as_ref().map(|m| m.total as f64))
         .with(Quantity::MemoryUtilisation, utilisation.as_ref().map(|u| f64::from(u.memory)))
         // Milliwatts.
-        .with(Quantity::Power, device.power_usage().ok().map(|power| 1e-3 * f64::from(power)))
+        .with(Quantity::Power, device.power_usage().ok().map(|power| f64::from(power) / 1e3))
         .with(Quantity::Temperature, device.temperature(TemperatureSensor::Gpu).ok().map(f64::from))
         .with(Quantity::SmClock, clock(Clock::SM))
         .with(Quantity::MemoryClock, clock(Clock::Memory))

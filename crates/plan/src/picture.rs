@@ -53,8 +53,9 @@ pub fn draw(report: &Report, memory: &Memory) -> report::Result<Canvas> {
         gibi(report.total_bytes)
     );
     canvas.text(&title, 30, 20, TITLE, INK);
-    bar(&mut canvas, memory);
-    over_time(&mut canvas, report, memory);
+    let alive = timeline(memory);
+    bar(&mut canvas, memory, &alive);
+    over_time(&mut canvas, report, memory, &alive);
     Ok(canvas)
 }
 
@@ -91,12 +92,17 @@ impl Scale {
     }
 }
 
-fn bar(canvas: &mut Canvas, memory: &Memory) {
+/// The bar, and the names of all parts that either picture shows: what is computed twice, for one, may be nothing where
+/// the arena is fullest.
+fn bar(canvas: &mut Canvas, memory: &Memory, alive: &[[u64; Part::ALL.len()]]) {
     let scale = Scale::of(memory.total());
     canvas.text("GiB", BAR[0] - 50, PLOT[0] - 34, TEXT, INK);
     scale.draw(canvas, BAR);
     let (mut below, mut labels) = (0, Vec::new());
-    for ((part, bytes), colour) in memory.parts().into_iter().zip(COLOURS).filter(|((_, bytes), _)| *bytes > 0) {
+    for (i, ((part, bytes), colour)) in memory.parts().into_iter().zip(COLOURS).enumerate() {
+        if bytes == 0 && alive.iter().all(|at| at[i] == 0) {
+            continue;
+        }
         let (bottom, top) = (scale.row(below), scale.row(below + bytes));
         canvas.fill(BAR[0], top, BAR[1], bottom, colour);
         labels.push((part, bytes, colour));
@@ -110,8 +116,7 @@ fn bar(canvas: &mut Canvas, memory: &Memory) {
     }
 }
 
-fn over_time(canvas: &mut Canvas, report: &Report, memory: &Memory) {
-    let alive = timeline(memory);
+fn over_time(canvas: &mut Canvas, report: &Report, memory: &Memory, alive: &[[u64; Part::ALL.len()]]) {
     let scale = Scale::of(memory.arena());
     canvas.text("arena over the ops of a step, GiB", TIME[0], PLOT[0] - 34, TEXT, INK);
     scale.draw(canvas, TIME);

@@ -146,6 +146,11 @@ impl Stepper {
         self.pictures.as_mut().map(CardPictures::next_loader)
     }
 
+    /// Bytes of the arena as it is, which on a card the validation shares.
+    pub fn arena_bytes(&self) -> u64 {
+        self.executor.arena_bytes()
+    }
+
     /// Bytes of the arena and of the flat buffers.
     pub fn memory_bytes(&self) -> u64 {
         self.executor.arena_bytes() + self.flat_bytes

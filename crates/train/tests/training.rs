@@ -152,6 +152,9 @@ fn a_memory_budget_changes_no_weight_and_one_too_small_is_refused() {
         let line = memory.lines.iter().find_map(|l| l.strip_prefix("memory of a step: ")).unwrap();
         line.split(' ').next().unwrap().parse().unwrap()
     };
+    let line = memory.lines.iter().find_map(|l| l.strip_prefix("allocated: ")).unwrap();
+    let allocated: f64 = line.split(' ').next().unwrap().parse().unwrap();
+    assert!((arena(&memory) - allocated / f64::from(1 << 20)).abs() < 0.051, "what was planned is taken: {line}");
     let budget = (arena(&memory) * 0.9 * f64::from(1 << 20)) as u64;
     let mut squeezed = Memory::default();
     let tight = run(&TrainOptions { memory_budget: Some(budget), ..options.clone() }, &mut squeezed).unwrap();

@@ -210,6 +210,7 @@ impl Run {
         if let Some(bytes) = card_bytes {
             stepper.keep_pictures(bytes, Arc::clone(&pool))?;
         }
+        observer.info(&format!("allocated: {} bytes of arena", stepper.arena_bytes()));
 
         let folder;
         let wrote_last = resumed.is_some();

@@ -78,8 +78,10 @@ fn a_faster_card_is_faster_and_a_larger_batch_never_slower_an_image() {
     assert!(rate(16, "H200") > rate(16, "RTX 4090") && rate(16, "RTX 4090") > rate(16, "RTX 3060"));
     let rates = [1, 4, 16, 64].map(|batch| rate(batch, "H200"));
     assert!(rates.is_sorted(), "{rates:?}");
-    // Measured on an H200: 52.5 ms for batch 64, which calibrated it.
-    assert!((rates[3] / (64e3 / 52.5) - 1.0).abs() < 0.05, "{rates:?}");
+    // Measured on an H200, neither of them in the calibration: 47.27 ms for batch 64, 17.96 for batch 16.
+    for (rate, measured) in [(rates[3], 64e3 / 47.27), (rates[2], 16e3 / 17.96)] {
+        assert!((rate / measured - 1.0).abs() < 0.15, "{rates:?}");
+    }
 }
 
 #[test]

@@ -54,6 +54,9 @@ impl BenchError {
             }
             Self::Threads { .. } => "fewer --workers",
             Self::Data(error) => return error.hint(),
+            Self::Graph(graph::GraphError::Budget { needed, .. }) => {
+                return Some(format!("--memory-budget {needed} is the least for this --batch and --img"));
+            }
             Self::ProfileOnCpu => "leave --profile out, or run on a card",
             _ => return None,
         };

@@ -3,7 +3,7 @@
 use crate::BenchError;
 use crate::external::FixedGradients;
 use detect::external::TargetTensors;
-use graph::{Backend, CompileOptions, Plan, Precision, TensorId};
+use graph::{Backend, CompileOptions, Plan, Precision, Recompute, TensorId};
 use model::{BuildOptions, Heads, Model};
 use plan::graphs::{Forward, InputShape, loss_config, record};
 use std::sync::Arc;
@@ -26,12 +26,15 @@ pub(crate) struct TrainingGraph {
 }
 
 /// Compiles the training step of a model for `batch` pictures of `height` x `width`. `readable` keeps the raw head maps.
+///
+/// # Errors
+/// A size that does not fit the model, or a budget that no level keeps.
 pub(crate) fn training(
     model: &Model,
     (batch, height, width): (usize, usize, usize),
     ending: Ending,
     readable: bool,
-    (backend, precision): (&dyn Backend, Precision),
+    (backend, precision, recompute): (&dyn Backend, Precision, Recompute),
 ) -> Result<TrainingGraph, BenchError> {
     let forward = record(model, InputShape { images: batch, height, width }, BuildOptions::default())?;
     let branches = forward.levels();
@@ -53,6 +56,7 @@ pub(crate) fn training(
             (loss, None)
         }
     };
-    let plan = Arc::new(graph::compile(b.finish(), backend, &CompileOptions::training(precision, loss))?);
+    let options = CompileOptions { recompute, ..CompileOptions::training(precision, loss) };
+    let plan = Arc::new(graph::compile(b.finish(), backend, &options)?);
     Ok(TrainingGraph { plan, images, loss, targets, heads })
 }

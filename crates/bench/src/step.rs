@@ -7,8 +7,12 @@ pub use profile::{KindTime, OpRow, Profile};
 use crate::graphs::{Ending, TrainingGraph, training};
 use crate::target::Running;
 use crate::{BenchError, Numbers, Target, write_json};
-use graph::{CommitStep, ExecError, Executor, GroupScalars, OptimizerKind, PlanId, Region, StateSpec, Ticket};
+use cuda::CardBytes;
+use graph::{
+    CommitStep, ExecError, Executor, GroupScalars, Level, OptimizerKind, PlanId, Recompute, Region, StateSpec, Ticket,
+};
 use model::Model;
+use plan::report::level_name;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde::Serialize;
@@ -40,6 +44,8 @@ pub struct StepOptions {
     pub device: String,
     /// Fixed gradients in place of the loss.
     pub without_loss: bool,
+    /// Most bytes of the arena; parts of the forward pass are computed twice where needed. `None` keeps everything.
+    pub memory_budget: Option<u64>,
     /// Records the launches of a step and repeats them as one, as training does.
     pub capture: bool,
     /// How many ops of a recorded step may run side by side, 1 for one after the other; `None` for the usual number.
@@ -60,6 +66,7 @@ impl Default for StepOptions {
             warmup: 5,
             device: "0".to_owned(),
             without_loss: false,
+            memory_budget: None,
             capture: true,
             streams: None,
             profile: false,
@@ -93,6 +100,8 @@ pub struct StepReport {
     pub batch: usize,
     pub precision: &'static str,
     pub loss: bool,
+    /// How much of the forward pass is kept for the backward pass.
+    pub level: &'static str,
     pub captured: bool,
     /// Ops that may run side by side.
     pub streams: usize,
@@ -113,6 +122,9 @@ pub struct StepReport {
     pub arena_bytes: u64,
     /// Weights, gradients, optimiser state, averages, and batches on their way.
     pub state_bytes: u64,
+    /// What [`cuda::footprint()`] says of both before anything is allocated; `None` on the CPU.
+    pub planned_arena_bytes: Option<u64>,
+    pub planned_state_bytes: Option<u64>,
     /// Memory of the card that is in use at the end, by whomever; 0 on the CPU.
     pub used_bytes: u64,
     pub profile: Option<Profile>,
@@ -172,6 +184,8 @@ struct Bench {
     graph: TrainingGraph,
     running: Running,
     id: PlanId,
+    /// Of a card.
+    planned: Option<CardBytes>,
     inputs: Vec<Inputs>,
     steps: u64,
 }
@@ -190,9 +204,12 @@ impl Bench {
             false => Ending::Loss { max_boxes: BOXES_PER_IMAGE * batch },
         };
         let backend = target.backend();
-        let graph = training(model, (batch, side, side), ending, false, (backend.as_ref(), target.precision()))?;
+        let recompute = options.memory_budget.map_or(Recompute::Level(Level::KeepAll), Recompute::Budget);
+        let compiling = (backend.as_ref(), target.precision(), recompute);
+        let graph = training(model, (batch, side, side), ending, false, compiling)?;
         let layout = graph.plan.params();
         let spec = StateSpec { layout: layout.clone(), optimizer: Some(OptimizerKind::Sgd), ema: true };
+        let planned = target.footprint(&spec, &graph.plan)?;
         let mut running = target.executor(spec)?;
         let executor = running.as_dyn();
         let id = executor.prepare(Arc::clone(&graph.plan))?;
@@ -209,7 +226,7 @@ impl Bench {
         }
         let seeds = (0..BATCHES as u64).map(|i| options.seed.wrapping_add(i));
         let inputs = seeds.map(|seed| Inputs::random(batch, side, model.nc, seed)).collect();
-        Ok(Self { graph, running, id, inputs, steps: 0 })
+        Ok(Self { graph, running, id, planned, inputs, steps: 0 })
     }
 
     /// Starts a step; milliseconds that the host wrote its batch, and that it needed for the rest.
@@ -300,6 +317,7 @@ pub fn step(options: &StepOptions, tell: &mut dyn FnMut(usize, usize)) -> Result
         batch: options.batch,
         precision: options.numbers.name(),
         loss: !options.without_loss,
+        level: level_name(bench.graph.plan.level()),
         captured,
         streams: if captured { target.streams() } else { 1 },
         steps: timed,
@@ -311,6 +329,8 @@ pub fn step(options: &StepOptions, tell: &mut dyn FnMut(usize, usize)) -> Result
         loss_value: loss,
         arena_bytes: bench.running.as_dyn().arena_bytes(),
         state_bytes,
+        planned_arena_bytes: bench.planned.as_ref().map(|p| p.arena),
+        planned_state_bytes: bench.planned.as_ref().map(CardBytes::state),
         used_bytes,
         profile,
     })
@@ -364,5 +384,27 @@ mod tests {
             assert_eq!(report.loss_value == 0.0, without_loss, "{report:?}");
             assert!(report.arena_bytes > 0 && report.state_bytes > 0);
         }
+    }
+
+    #[test]
+    fn a_budget_makes_the_arena_smaller_and_changes_no_result() {
+        let options = StepOptions {
+            model: "gelan-t".to_owned(),
+            imgsz: 64,
+            batch: 2,
+            numbers: Numbers::F32,
+            steps: 1,
+            warmup: 0,
+            device: "cpu".to_owned(),
+            ..StepOptions::default()
+        };
+        let of = |memory_budget| step(&StepOptions { memory_budget, ..options.clone() }, &mut |_, _| ());
+        let all = of(None).unwrap();
+        let less = of(Some(all.arena_bytes - 1)).unwrap();
+        assert!(less.arena_bytes < all.arena_bytes);
+        assert_eq!((all.level, less.level), ("keep all", "drop activations"));
+        assert_eq!(less.loss_value, all.loss_value);
+        let none = of(Some(1)).unwrap_err();
+        assert!(none.hint().unwrap().contains("--memory-budget"), "{none}");
     }
 }

@@ -3,8 +3,8 @@
 use crate::BenchError;
 use crate::external;
 use cpu::{CpuBackend, CpuExecutor};
-use cuda::{CudaBackend, CudaExecutor, CudaOptions, Engine, Gpu};
-use graph::{Backend, Executor, Precision, StateSpec};
+use cuda::{CardBytes, CudaBackend, CudaExecutor, CudaOptions, Engine, Gpu};
+use graph::{Backend, Executor, Plan, Precision, StateSpec};
 use half::{bf16, f16};
 use std::rc::Rc;
 use std::str::FromStr;
@@ -155,6 +155,17 @@ impl Target {
             Self::Cpu => Box::new(CpuBackend),
             Self::Cuda { options, .. } => Box::new(CudaBackend::new(*options)),
         }
+    }
+
+    /// What an executor takes of a card once it has prepared a plan; `None` for the processor.
+    ///
+    /// # Errors
+    /// None for the formats that this has.
+    pub(crate) fn footprint(&self, spec: &StateSpec, plan: &Plan) -> Result<Option<CardBytes>, BenchError> {
+        Ok(match self {
+            Self::Cpu => None,
+            Self::Cuda { options, .. } => Some(cuda::footprint(spec, [plan], options)?),
+        })
     }
 
     /// An executor over the given buffers that knows the ops of this crate.

@@ -7,7 +7,9 @@ use crate::external::register_cpu;
 use crate::graphs::{Ending, TrainingGraph, training};
 use crate::{BenchError, Numbers, Target};
 use cpu::{CpuBackend, CpuExecutor};
-use graph::{Backend, Executor, OptimizerKind, ParamLayout, PlanId, Precision, Region, Shape, StateSpec};
+use graph::{
+    Backend, Executor, Level, OptimizerKind, ParamLayout, PlanId, Precision, Recompute, Region, Shape, StateSpec,
+};
 use model::Model;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -119,7 +121,7 @@ const ENDINGS: [Ending; 2] = [Ending::Loss { max_boxes: MAX_BOXES }, Ending::Fix
 
 /// Compiles both steps. Their parameters lie alike, so that one executor runs both.
 fn compile(model: &Model, (backend, precision): (&dyn Backend, Precision)) -> Result<[TrainingGraph; 2], BenchError> {
-    let step = |ending| training(model, PICTURES, ending, true, (backend, precision));
+    let step = |ending| training(model, PICTURES, ending, true, (backend, precision, Recompute::Level(Level::KeepAll)));
     Ok([step(ENDINGS[0])?, step(ENDINGS[1])?])
 }
 

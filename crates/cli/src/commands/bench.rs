@@ -1,5 +1,6 @@
 //! `yolov9 bench`.
 
+use super::values;
 use crate::console::{Bar, out};
 use crate::failure::Failure;
 use bench::Numbers;
@@ -50,6 +51,10 @@ struct StepArgs {
     /// Fixed gradients in place of the loss
     #[arg(long)]
     without_loss: bool,
+    /// Most bytes of the step's arena, such as 10GiB, as in training: parts of the forward pass are computed twice where
+    /// needed
+    #[arg(long, value_name = "BYTES", value_parser = values::bytes)]
+    memory_budget: Option<u64>,
     /// Launch kernel by kernel, without a CUDA graph
     #[arg(long)]
     uncaptured: bool,
@@ -226,6 +231,7 @@ fn run_step(args: StepArgs) -> Result<(), Failure> {
         warmup: args.warmup,
         device: args.device,
         without_loss: args.without_loss,
+        memory_budget: args.memory_budget,
         capture: !args.uncaptured,
         streams: args.streams,
         profile: args.profile,
@@ -261,6 +267,7 @@ fn print(report: &StepReport) {
     out(&format!("loss        {:.4}", report.loss_value));
     let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
     out(&format!("arena       {:.3} GiB, {} bytes", gib(report.arena_bytes), report.arena_bytes));
+    out(&format!("  level     {}", report.level));
     out(&format!("state       {:.3} GiB", gib(report.state_bytes)));
     if report.used_bytes > 0 {
         out(&format!("card        {:.3} GiB in use", gib(report.used_bytes)));
